@@ -27,10 +27,11 @@ from offmap.data.tables.table import open_table
 from offmap.errors import OffmapError
 from offmap.maxwent.checkpoint import Checkpoint, Part
 from offmap.serve.parsing import InputSpec, RequestError, parse_inputs
+from offmap_bench.cache import read as read_cache
 from offmap_bench.runner.plan import digest, parse, read_packaged
 from offmap_bench.runner.store import Record, parse_record, to_line
 from offmap_bench.tasks.citycam import Damaged, read_frame
-from offmap_bench.tasks.features import open_image, read_features
+from offmap_bench.tasks.features import open_image
 from offmap_bench.tasks.tabular import read as read_columns
 from trained import quick, regression, regressor
 
@@ -134,7 +135,7 @@ def _read_weights(data: bytes, folder: Path) -> None:
 
 
 def _cached_features(data: bytes, folder: Path) -> None:
-    read_features(_file(folder, "features.safetensors", data))
+    read_cache(_file(folder, "features.safetensors", data))
 
 
 def _features(folder: Path) -> list[bytes]:

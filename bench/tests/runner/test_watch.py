@@ -85,7 +85,7 @@ def test_a_trace_is_made_once_and_ends_as_the_fit_does(tmp_path: Path, caplog: p
         file.write_bytes(damaged)
         caplog.clear()
         assert trace(cell, tmp_path)["auroc"] == pytest.approx(made["auroc"], rel=1e-5)
-        assert f"The fit seen at {file} cannot be read (" in caplog.text
+        assert f"The cache at {file} cannot be read (" in caplog.text
         assert len(file.read_bytes()) == len(whole)
 
 
@@ -114,7 +114,7 @@ def test_a_view_is_what_the_chosen_fit_says_and_is_kept(tmp_path: Path, caplog: 
     assert file.stat().st_mtime_ns == before
     file.write_bytes(file.read_bytes()[:-100])
     np.testing.assert_allclose(views(cell, record, tmp_path)[0]["std"], std, rtol=1e-6)
-    assert f"The fit seen at {file} cannot be read (" in caplog.text
+    assert f"The cache at {file} cannot be read (" in caplog.text
 
 
 def test_class_probabilities_are_seen_as_entropy_on_the_square() -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from offmap.atomic import cache_folder, seal, unseal, write_whole
+from offmap.atomic import cache_folder
 from offmap.data import Batches, Place, Rows, as_batches, load_rows
 from offmap.data.batch import take_rows
 from offmap.integrations.nets import mlp
@@ -25,12 +23,11 @@ from offmap.maxwent.config import Runtime, override
 from offmap.model.params import at, stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
+from offmap_bench.cache import Entry, read_or_make
 from offmap_bench.methods import anchored, deep_ensemble, negative_correlation, overall_diversity, repulsive
 from offmap_bench.methods.competitor import Competitor
 from offmap_bench.methods.stack import Training
 from offmap_bench.tasks.task import Task
-
-logger = logging.getLogger("offmap")
 
 FORMAT = 2  # raised whenever the same recipe comes to give other nets
 SEED_STEP = 1000  # between the seeds of two runs, so that a member has the same start in ensembles of any size
@@ -86,36 +83,19 @@ def load_nets(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: s
     recipe = recipe or Recipe()
     nets = init_nets(task, seed, recipe)
 
-    def train_members() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def train_members() -> Entry:
         begin = time.perf_counter()
         weights, chosen = train(nets, task, seed, recipe)
         header = {"task": task.name, "seed": seed, "recipe": asdict(recipe), "torch": str(torch.__version__), "chosen": chosen}
-        return weights, header | {"seconds": time.perf_counter() - begin}
+        return header | {"seconds": time.perf_counter() - begin}, weights
 
     name = f"{task.name.replace('/', '-')}-{seed}-{digest(task, seed, recipe)}.safetensors"
     path = Path(folder or cache_folder()) / "models" / name
-    weights, header = read_or_train(path, stack_models(nets).mean, train_members)
+    header, weights = read_or_make(path, train_members, stack_models(nets).mean)
     for member, net in enumerate(nets):
         net.load_state_dict(at(weights, member))
         net.eval()
     return Trained(nets, float(header["seconds"]), header.get("chosen", {}))
-
-
-def read_or_train(
-    path: Path, like: Mapping[str, Tensor], train: Callable[[], tuple[Mapping[str, Tensor], dict[str, Any]]]
-) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    """Return cached weights, of the shapes of `like`, and their header; train and write them if they are absent or damaged."""
-    if path.exists():
-        try:
-            header, weights = unseal(path.read_bytes())
-            if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in like.items()}:
-                raise ValueError("it has other shapes than the nets")
-            return weights, dict(header)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            logger.warning("The cache at %s cannot be read (%s): its nets are trained again.", path, error)
-    weights, header = train()
-    write_whole(path, seal(header, weights))
-    return weights, header
 
 
 def init_nets(task: Task, seed: int, recipe: Recipe) -> list[nn.Module]:

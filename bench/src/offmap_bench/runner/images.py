@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from offmap import Guard, Scorer, combine, fit
 from offmap.atomic import cache_folder
@@ -23,11 +23,12 @@ from offmap.detectors.posthoc import fit_detector as fit_posthoc
 from offmap.errors import ConfigError
 from offmap.maxwent import config as maxwent
 from offmap.maxwent.config import override
+from offmap_bench.cache import Entry, read_or_make
 from offmap_bench.classifiers.catalog import TRAININGS
 from offmap_bench.classifiers.training import Ensemble, Learned, TrainConfig, train
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import cifar_resnet, resnet
-from offmap_bench.runner.base_models import SEED_STEP, digest_with, read_or_train
+from offmap_bench.runner.base_models import SEED_STEP, digest_with
 from offmap_bench.runner.methods import FitContext, Fitted, Method, Settings, config_keys, config_of, fill_defaults, without
 from offmap_bench.tasks.pretrained import WEIGHTS, weights
 from offmap_bench.tasks.task import Pair, Task
@@ -81,12 +82,12 @@ def load_classifier(
         torch.manual_seed(start)
         net = method.build(init_net(task, start), config)
 
-    def train_net() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def train_net() -> Entry:
         _, seconds = time_work(lambda: train(method, net, task.train, task.valid, config=config, seed=start))
-        return net.state_dict(), header | {"task": task.name, "seconds": seconds}
+        return header | {"task": task.name, "seconds": seconds}, net.state_dict()
 
-    state, header = read_or_train(path, net.state_dict(), train_net)
-    net.load_state_dict(state)
+    header, state = read_or_make(path, train_net, net.state_dict())
+    net.load_state_dict(dict(state))
     return Learned(method, net.eval(), config), float(header["seconds"])
 
 

@@ -8,19 +8,21 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from offmap.atomic import cache_folder
 from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
+from offmap_bench.cache import Entry, read_or_make
 from offmap_bench.nets.encoders import EncoderClassifier, ImageEncoder, SentenceEncoder
 from offmap_bench.nets.speech import speech_net
-from offmap_bench.runner.base_models import SEED_STEP, digest_with, load_nets, read_or_train
+from offmap_bench.runner.base_models import SEED_STEP, digest_with, load_nets
 from offmap_bench.runner.images import load_classifier, pretrained_name
 from offmap_bench.tasks.catalog import task as task_of
 from offmap_bench.tasks.task import Pair, Task
@@ -52,12 +54,12 @@ def load_trained(net: nn.Module, task: Task, seed: int, folder: Path, training: 
     header: dict[str, Any] = {"format": FORMAT, "seed": seed, "training": asdict(training), "net": str(net)}
     key = digest_with(json.dumps(header, sort_keys=True), *task.train, *task.valid)[:16]
 
-    def train() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def train() -> Entry:
         train_model(net, task.train, task.valid, training, seed)
-        return net.state_dict(), header | {"task": task.name}
+        return header | {"task": task.name}, net.state_dict()
 
     path = folder / "models" / f"{task.name.replace('/', '-')}-{seed}-{key}.safetensors"
-    net.load_state_dict(read_or_train(path, net.state_dict(), train)[0])
+    net.load_state_dict(dict(read_or_make(path, train, net.state_dict())[1]))
     return net
 
 
@@ -81,17 +83,8 @@ def train_model(net: nn.Module, train: Pair, valid: Pair, training: Training, se
     net.load_state_dict(state)
 
 
-def load_table_net(task: Task, seed: int, folder: Path) -> nn.Module:
-    return load_nets(task, seed, folder=folder).nets[0]
-
-
-def load_text_head(task: Task, seed: int, folder: Path) -> nn.Module:
-    net = mlp(task.inputs, task.outputs, hidden=(256,), seed=SEED_STEP * seed)
-    return load_trained(net, task, seed, folder, Training())
-
-
-def load_image_head(task: Task, seed: int, folder: Path) -> nn.Module:
-    return load_trained(mlp(task.inputs, task.outputs, hidden=(), seed=SEED_STEP * seed), task, seed, folder, Training())
+def load_head(task: Task, seed: int, folder: Path, **net: Any) -> nn.Module:
+    return load_trained(mlp(task.inputs, task.outputs, seed=SEED_STEP * seed, **net), task, seed, folder, Training())
 
 
 def load_speech_net(task: Task, seed: int, folder: Path) -> nn.Module:
@@ -99,12 +92,10 @@ def load_speech_net(task: Task, seed: int, folder: Path) -> nn.Module:
     return load_trained(net, task, seed, folder, training)
 
 
-def load_text_classifier(task: Task, seed: int, folder: Path) -> nn.Module:
-    return EncoderClassifier(SentenceEncoder(), load_text_head(task_of("text/clinc150/head", seed), seed, folder))
-
-
-def load_photo_classifier(task: Task, seed: int, folder: Path) -> nn.Module:
-    return EncoderClassifier(ImageEncoder(), load_image_head(task_of("images/caltech101/head", seed), seed, folder))
+def load_whole(task: Task, seed: int, folder: Path, encoder: type[nn.Module]) -> nn.Module:
+    """Return an encoder with the head of the task on its features."""
+    name = f"{task.name.removesuffix('/encoder')}/head"
+    return EncoderClassifier(encoder(), load_model(task_of(name, seed), seed, folder))
 
 
 def load_image_net(task: Task, seed: int, folder: Path) -> nn.Module:
@@ -114,13 +105,12 @@ def load_image_net(task: Task, seed: int, folder: Path) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[Task, int, Path], nn.Module]] = {
-    "uci/*": load_table_net,
-    "tables/*": load_table_net,
-    "text/clinc150/head": load_text_head,
-    "text/clinc150/encoder": load_text_classifier,
+    **dict.fromkeys(("uci/*", "tables/*"), lambda task, seed, folder: load_nets(task, seed, folder=folder).nets[0]),
+    "text/clinc150/head": partial(load_head, hidden=(256,)),
+    "text/clinc150/encoder": partial(load_whole, encoder=SentenceEncoder),
     "sound/*": load_speech_net,
-    "images/caltech101/head": load_image_head,
-    "images/caltech101": load_photo_classifier,
+    "images/caltech101/head": partial(load_head, hidden=()),
+    "images/caltech101": partial(load_whole, encoder=ImageEncoder),
     "images/*": load_image_net,
 }
 """How the model of a task is loaded, by patterns of names; the first counts."""

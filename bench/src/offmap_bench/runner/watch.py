@@ -4,26 +4,23 @@ method predicts all over the input space of a synthetic task. Both are cached be
 
 from __future__ import annotations
 
-import io
-import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offmap import Guard, Likelihood, Prediction
-from offmap.atomic import write_whole
 from offmap.errors import ConfigError
 from offmap.evaluation import measure_separation
 from offmap.likelihoods.classification import predictive_entropy
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Config
 from offmap.posterior.predictive import Member, Stochastic
+from offmap.report.page import Array
+from offmap_bench.cache import Entry, read_or_make
 from offmap_bench.runner.base_models import SILENT, likelihood_of, prepare
 from offmap_bench.runner.methods import FitContext, Fitted, config_of
 from offmap_bench.runner.plan import METHODS, Cell, digest
@@ -33,9 +30,6 @@ from offmap_bench.tasks.catalog import task as task_of
 from offmap_bench.tasks.synthetic import SQUARE
 from offmap_bench.tasks.task import Task
 
-logger = logging.getLogger("offmap")
-
-Array = NDArray[np.floating[Any]]
 View = dict[str, Array]
 """What a guard says on the grid: "mean" and "std" (n,), or the "entropy" of its prediction (n, n)."""
 
@@ -73,7 +67,7 @@ def watch(
 def trace(cell: Cell, folder: Path) -> dict[str, Array]:
     """Return loss, validation risk, entropy, AUROC and FPR@95 (NaN between looks) at every step of a fit, τ and the step kept."""
 
-    def make() -> dict[str, Array]:
+    def make() -> Entry:
         config: Config = config_of(maxwent, cell.config, "config", CONFIGS)
         every, count = max(1, config.steps // config.check_every // LOOKS), [0]
 
@@ -88,23 +82,10 @@ def trace(cell: Cell, folder: Path) -> dict[str, Array]:
         values = {"loss": h.loss, "risk": [r[0] for r in h.risk], "entropy": [e[0] for e in h.entropy]}
         values |= {name: [pair[i] for pair in pairs] for i, name in enumerate(("auroc", "fpr95"))}
         values |= {"step": h.step, "max_risk": h.max_risk[0], "kept": h.kept[0]}
-        return {name: np.asarray(value, np.float64) for name, value in values.items()}
+        return None, {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
 
-    return read_or_make(folder / "traces" / f"{cell.hash}-{digest(settings_of(cell))}.npz", make)
-
-
-def read_or_make(path: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
-    """Return the arrays of a file, made and written first if it is absent or damaged."""
-    if path.exists():
-        try:
-            with path.open("rb") as content, np.load(content) as file:
-                return dict(file)
-        except Exception as error:  # decoders raise all kinds of errors on damaged files
-            logger.warning("The fit seen at %s cannot be read (%s) and is made again.", path, error)
-    arrays, buffer = make(), io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    write_whole(path, buffer.getvalue())
-    return arrays
+    _, tensors = read_or_make(folder / "traces" / f"{cell.hash}-{digest(settings_of(cell))}.safetensors", make)
+    return {name: values.numpy() for name, values in tensors.items()}
 
 
 def detection_of(predictive: Stochastic, likelihood: Likelihood, task: Task, seed: int, draws: int = 50) -> tuple[float, float]:
@@ -159,16 +140,16 @@ def read_as(cell: Cell, fitted: Fitted, task: Task) -> Guard:
 def views(cell: Cell, record: Record, folder: Path, clips: Sequence[float | None] = (None,)) -> list[View]:
     """Return one view for every clip, read from `folder`/views if the same fit was looked at so before."""
 
-    def make() -> dict[str, Array]:
+    def make() -> Entry:
         task = task_of(cell.task, cell.seed)
         x = grid(task.inputs, POINTS.get(task.inputs, 0))
         if x is None:
             raise ConfigError(f"Expected a task of one or two inputs to draw, but {cell.task!r} has {task.inputs}.")
         guard = read_as(cell, refit(cell, record, task), task)
         by_clip = {clip: view_of(guard.predict(x, clip=clip)) for clip in clips}
-        return {f"{kind} {clip}": values for clip, view in by_clip.items() for kind, values in view.items()}
+        return None, {f"{kind} {clip}": torch.from_numpy(v) for clip, view in by_clip.items() for kind, v in view.items()}
 
     chosen = {key: record.chosen[key] for key in cell.grid}
-    name = f"{cell.hash}-{digest({'settings': record.settings, 'chosen': chosen, 'clips': list(clips)})}.npz"
-    arrays = read_or_make(folder / "views" / name, make)
-    return [{k.partition(" ")[0]: v for k, v in arrays.items() if k.endswith(f" {clip}")} for clip in clips]
+    name = f"{cell.hash}-{digest({'settings': record.settings, 'chosen': chosen, 'clips': list(clips)})}.safetensors"
+    _, tensors = read_or_make(folder / "views" / name, make)
+    return [{k.partition(" ")[0]: v.numpy() for k, v in tensors.items() if k.endswith(f" {clip}")} for clip in clips]

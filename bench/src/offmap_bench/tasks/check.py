@@ -11,10 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from offmap.errors import OffmapError
+from offmap_bench.cache import read
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.citycam import REMEDY, Frame, cache_of, find_frames
 from offmap_bench.tasks.download import offline
-from offmap_bench.tasks.features import Extractor, open_image, read_features, standard
+from offmap_bench.tasks.features import Extractor, open_image, standard
 from offmap_bench.tasks.pretrained import RESNET50, resnet50, resnet50_path, weights
 
 READY, LATER, MISSING = "ready", "later", "missing"
@@ -99,11 +100,11 @@ def check_features(
     unreadable, counts = list[str](), Counter[str]()
     for name, part in parts.items():
         images = [frame.image for frame, _ in part]
-        cached = None if extract is None else read_features(extract.path(images, name))
+        cached = None if extract is None else read(extract.path(images, name))
         failures = (
-            cached[1] if cached else {i: why for i, image in enumerate(images) if isinstance(why := open_image(image), str)}
+            cached[0] if cached else {i: why for i, image in enumerate(images) if isinstance(why := open_image(image), str)}
         )
-        unreadable += [f"{images[place]}: {why}" for place, why in failures.items()]
+        unreadable += [f"{images[int(place)]}: {why}" for place, why in failures.items()]
         others = any(cache.glob(f"{name}-{'[0-9a-f]' * 20}.safetensors"))
         counts["current" if cached else "stale" if others else "absent"] += 1
     if counts["current"] == len(parts):

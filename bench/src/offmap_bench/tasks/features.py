@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,15 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from offmap.atomic import seal, unseal, write_whole
 from offmap.checks import require
 from offmap.errors import ConfigError, DataError
+from offmap_bench.cache import Entry, read_or_make
 from offmap_bench.nets.resnet import MEAN, STD
-
-logger = logging.getLogger("offmap")
 
 
 def standard(image: Any) -> Tensor:
@@ -47,12 +43,8 @@ class Extractor:
 
     def __call__(self, images: Sequence[Path], name: str) -> tuple[Tensor, dict[int, str]]:
         """Features (n, D) of the readable images, in order; and what is wrong with the others, by their place."""
-        path = self.path(images, name)
-        cached = read_features(path)
-        if cached is None:
-            cached = features, failures = self.compute(images)
-            write_whole(path, seal(failures, {"features": features}))
-        return cached
+        failures, tensors = read_or_make(self.path(images, name), lambda: self.compute(images))
+        return tensors["features"], {int(place): reason for place, reason in failures.items()}
 
     def path(self, images: Sequence[Path], name: str) -> Path:
         """Return the file of the features of a list of images."""
@@ -86,8 +78,8 @@ class Extractor:
             raise ConfigError(f"Expected `preprocess` to give a tensor for a Pillow image, but got {type(value).__name__}.")
         return value
 
-    def compute(self, images: Sequence[Path]) -> tuple[Tensor, dict[int, str]]:
-        """Features and failures, without the cache."""
+    def compute(self, images: Sequence[Path]) -> Entry:
+        """Failures and features, without the cache."""
         parts: list[Tensor] = []
         failures: dict[int, str] = {}
         for start in range(0, len(images), self.batch_size):
@@ -100,7 +92,7 @@ class Extractor:
                     batch.append(self.preprocess_image(image))
             if batch:
                 parts.append(run(self.backbone, torch.stack(batch)))
-        return torch.cat(parts) if parts else torch.zeros(0, 0), failures
+        return failures, {"features": torch.cat(parts) if parts else torch.zeros(0, 0)}
 
 
 def run(backbone: nn.Module, batch: Tensor) -> Tensor:
@@ -136,20 +128,4 @@ def open_image(path: Path) -> Any:
 
 def cached_features(path: Path, compute: Callable[[], Tensor]) -> Tensor:
     """Features from a file, computed and written there when there are none."""
-    cached = read_features(path)
-    if cached is None:
-        cached = compute(), {}
-        write_whole(path, seal({}, {"features": cached[0]}))
-    return cached[0]
-
-
-def read_features(path: Path) -> tuple[Tensor, dict[int, str]] | None:
-    """Cached features; None when there are none, or when the file is damaged, with a warning."""
-    if not path.exists():
-        return None
-    try:
-        failures, tensors = unseal(path.read_bytes())
-        return tensors["features"], {int(index): reason for index, reason in failures.items()}
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        logger.warning("The cached features at %s cannot be read (%s) and are computed again.", path, error)
-        return None
+    return read_or_make(path, lambda: ({}, {"features": compute()}))[1]["features"]
