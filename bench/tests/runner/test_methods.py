@@ -11,7 +11,7 @@ import torch
 from offmap.errors import ConfigError
 from offmap_bench.runner.methods import FitContext
 from offmap_bench.runner.plan import METHODS
-from offmap_bench.runner.store import short
+from offmap_bench.runner.store import significant
 from offmap_bench.tasks.task import Task
 from trained import inputs, regression
 
@@ -55,7 +55,7 @@ def test_a_fit_gives_scores_or_outputs(name: str, context: FitContext) -> None:
         assert fitted.predictive.outputs(x, 3, clip=None, seed=0).shape == (15, 20, 2)
         assert fitted.steps == 20
     assert fitted.seconds > 0
-    assert json.loads(json.dumps(short(method.settings(QUICK[name])))) is not None
+    assert json.loads(json.dumps(significant(method.settings(QUICK[name])))) is not None
 
 
 def test_a_grid_of_the_competitor_is_what_its_settings_give_alone(context: FitContext) -> None:

@@ -16,12 +16,12 @@ from offmap_bench.tasks.images import (
     SETTINGS,
     SOURCES,
     array,
-    few,
     images,
     open_set,
     read_pair,
     resize_images,
     setting_of,
+    thin_out,
 )
 from offmap_bench.tasks.pretrained import weights
 
@@ -126,10 +126,9 @@ def test_images_in_folders_are_read_as_arrays_are(folder: Path, tmp_path: Path) 
         read_pair("dtd", (3, 32, 32), folder)
 
 
-def test_a_small_task_has_some_images_of_every_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offmap_bench.tasks.images.FEW", {"train": 7, "valid": 500, "test": 4, "OOD": 5})
+def test_a_small_task_has_some_images_of_every_part(folder: Path) -> None:
     whole = images("mnist", folder=folder)
-    made = few(lambda seed: whole)
+    made = thin_out(lambda seed: whole, {"train": 7, "valid": 500, "test": 4, "OOD": 5}, "few")
     assert made.name == "images/mnist/few"
     assert torch.equal(made.test[0], whole.test[0][[0, 10, 20, 30]])
     assert torch.equal(made.test[1], whole.test[1][[0, 10, 20, 30]])

@@ -84,7 +84,7 @@ def settings_of(cell: Cell) -> dict[str, Any]:
     settings = {"config": METHODS[cell.method].settings(cell.config)}
     if cell.source is not None:
         settings["from"] = METHODS[cell.source["method"]].settings(cell.source["config"])
-    return short(settings)
+    return significant(settings)
 
 
 def read_records(path: Path) -> Records:
@@ -132,7 +132,7 @@ def write_records(path: Path, *records: Record) -> None:
 
 
 def to_line(record: Record) -> bytes:
-    content = short({"schema": record.schema, **asdict(record)})
+    content = significant({"schema": record.schema, **asdict(record)})
     line = {"hash": digest(content["cell"]), **content, "checksum": digest(content)}
     return json.dumps(line, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
@@ -153,19 +153,19 @@ def set_damaged_aside(path: Path) -> dict[str, str]:
     return damaged
 
 
-def short(value: Any) -> Any:
-    """Round floats to 6 significant digits, replace those that are not finite by None and what JSON does not know by its repr.
+def significant(value: Any, digits: int = 6) -> Any:
+    """Round floats to significant digits, replace those that are not finite by None and what JSON does not know by its repr.
 
-    >>> short({"auroc": 0.123456789, "width": math.inf, "steps": (1, 2)})
+    >>> significant({"auroc": 0.123456789, "width": math.inf, "steps": (1, 2)})
     {'auroc': 0.123457, 'width': None, 'steps': [1, 2]}
     """
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): short(inside) for key, inside in value.items()}
+        return {str(key): significant(inside, digits) for key, inside in value.items()}
     if isinstance(value, str | int | None):
         return value
-    return [short(inside) for inside in value] if isinstance(value, Iterable) else repr(value)
+    return [significant(inside, digits) for inside in value] if isinstance(value, Iterable) else repr(value)
 
 
 def _hash(line: bytes) -> str:

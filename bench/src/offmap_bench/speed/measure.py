@@ -19,7 +19,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from offmap_bench.paths import RECORDS
-from offmap_bench.studies.study import significant
+from offmap_bench.runner.store import significant
 
 THEMES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("themes.toml").read_text(encoding="utf-8"))
 GEMM = "a bare GEMM of the same FLOPs"
@@ -187,7 +187,7 @@ class Record:
     def write(self) -> None:
         """Write `records/THEME.json`, numbers with four significant digits."""
         fields = asdict(self) | {"claims": [asdict(claim) | {"met": claim.met} for claim in self.claims]}
-        text = json.dumps(significant(fields), indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(significant(fields, 4), indent=1, ensure_ascii=False) + "\n"
         (RECORDS / f"{self.theme}.json").write_text(text, encoding="utf-8")
 
 

@@ -37,18 +37,13 @@ from offmap.model.params import stack_models
 from offmap.posterior.basis import observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap_bench.speed.measure import Timing, describe_machine, race
-from offmap_bench.studies.study import Runs, Study, fill, markdown, significant
+from offmap_bench.studies.study import Runs, Study, fill, markdown
 
 INPUTS, WIDTH, DRAWS, STEPS = 16, 256, 10, 10
 ROWS = {"pass": 16_384, "risk": 4_096, "step": 2_048}
 """Rows of the training data, of the validation data, and of one batch."""
 
 ALONE = "one process"
-
-
-def cells() -> dict[str, Callable[[], Any]]:
-    torch.set_num_threads(1)
-    return {ALONE: measure_alone, **{str(size): partial(start_ranks, size) for size in (1, 2, 4)}}
 
 
 def make_data(rows: int) -> Rows:
@@ -90,13 +85,13 @@ def measure_alone() -> dict[str, Any]:
     x, y = make_data(4_096).inputs, make_data(4_096).targets
     parts = (x[:2048], y[:2048]), (x[2048:2304], y[2048:2304])
     guard = offmap.fit(make_net(), *parts, solver="closed-form", draws=50, progress=False)
-    return significant({
+    return {
         "rows": ROWS, "draws": DRAWS, "steps": STEPS, "width": WIDTH, "quarter": quarter, "all": everything,
         "parameters": sum(p.numel() for p in make_net().parameters()),
         "eigh": {n: _clock(lambda a=a: torch.linalg.eigh(a @ a.mT)).best for n, a in matrices.items()},
         "score": {"rows": 2_048, "draws": 50, "seconds": _clock(lambda: guard.score(x[:2048])).best},
         "machine": describe_machine(),
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 def _clock(run: Callable[[], object], rounds: int = 3) -> Timing:
@@ -111,7 +106,7 @@ def start_ranks(size: int) -> dict[str, Any]:
         subprocess.run([*words, "-m", "offmap_bench.speed.scale", folder], env=environment, check=True, timeout=240)
         ranks = [json.loads(file.read_text(encoding="utf-8")) for file in Path(folder).iterdir()]
     slowest = {name: {what: max(rank[name][what] for rank in ranks) for what in ranks[0][name]} for name in ROWS}
-    return significant(slowest | {"network": ranks[0]["network"]})
+    return slowest | {"network": ranks[0]["network"]}
 
 
 def run_rank(folder: Path) -> None:
@@ -241,7 +236,7 @@ _time = partial(_scale, units={"days": 86400.0, "h": 3600.0, "min": 60.0, "s": 1
 _size = partial(_scale, units={"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
 
 
-STUDY = Study("scale", cells, fields)
+STUDY = Study("scale", lambda: {ALONE: measure_alone, **{str(n): partial(start_ranks, n) for n in (1, 2, 4)}}, fields)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

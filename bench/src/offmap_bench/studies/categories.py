@@ -6,7 +6,6 @@ some have a share below 0.1 %. It needs OFFMAP_DATA.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.compose import make_column_transformer
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.ensemble import IsolationForest
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
@@ -25,7 +25,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from offmap.evaluation import measure_separation
 from offmap.integrations.sklearn import OffmapDetector
 from offmap.scores.distance import TableEncoder
-from offmap_bench.studies.study import Runs, Study, markdown, significant
+from offmap_bench.studies.study import Runs, Study, markdown
 from offmap_bench.tasks.shifts import read_columns
 
 SEEDS = range(3)
@@ -65,8 +65,6 @@ TABLES = {
 
 def cells() -> dict[str, Callable[[], Any]]:
     """Both tables, seed by seed."""
-    torch.set_num_threads(1)
-    logging.getLogger("offmap").setLevel(logging.ERROR)
     return {f"{name}, seed {seed}": partial(measure, table, seed) for seed in SEEDS for name, table in TABLES.items()}
 
 
@@ -92,7 +90,7 @@ def measure(table: Table, seed: int) -> dict[str, dict[str, dict[str, float]]]:
     column, values = table.held
     held = np.isin(columns[column], values)
     shown = {name: values for name, values in columns.items() if name not in table.hidden}
-    return significant(results | compare(table, shown, ~held, {f"{column} held out": held}, rng, seed))
+    return results | compare(table, shown, ~held, {f"{column} held out": held}, rng, seed)
 
 
 def compare(
@@ -135,7 +133,8 @@ def fit_all(x: Array, numbers: int, seed: int) -> dict[str, Scorer]:
         scorers["OffmapDetector, all standardised"] = negative(OffmapDetector(random_state=seed).fit(x))
     alone = negative(OffmapDetector(random_state=seed).fit(x[:, :numbers]))
     scorers["OffmapDetector, numbers alone"] = lambda rows: alone(rows[:, :numbers])
-    mixed, whole = Scaler(x, numbers), StandardScaler().fit(x)
+    mixed = make_column_transformer((StandardScaler(), slice(numbers)), remainder="passthrough").fit(x)
+    whole = StandardScaler().fit(x)
     scorers["kNN(5)"] = nearest(mixed.transform, x)
     scorers["kNN(5), all standardised"] = nearest(whole.transform, x)
     outliers = LocalOutlierFactor(novelty=True).fit(mixed.transform(x))
@@ -150,17 +149,6 @@ def fit_all(x: Array, numbers: int, seed: int) -> dict[str, Scorer]:
 def negative(estimator: Any) -> Scorer:
     """Turn scikit-learn's sign."""
     return lambda rows: -estimator.score_samples(rows)
-
-
-class Scaler:
-    """Numbers standardised, indicators as they are."""
-
-    def __init__(self, x: Array, numbers: int) -> None:
-        self.mean, self.std = np.zeros(x.shape[1]), np.ones(x.shape[1])
-        self.mean[:numbers], self.std[:numbers] = x[:, :numbers].mean(0), x[:, :numbers].std(0)
-
-    def transform(self, x: Array) -> Array:
-        return (x - self.mean) / self.std
 
 
 def nearest(scale: Callable[[Array], Array], x: Array) -> Scorer:

@@ -13,8 +13,9 @@ import offmap
 from offmap.metrics import auroc
 from offmap.random import sample
 from offmap_bench.runner.base_models import models
+from offmap_bench.runner.table import percent
 from offmap_bench.speed.measure import race
-from offmap_bench.studies.study import Runs, Study, markdown, per_cent, significant
+from offmap_bench.studies.study import Runs, Study, markdown
 from offmap_bench.tasks.catalog import expand, task
 
 TASKS = [*expand(["uci/*/extrapolation", "uci/*/interpolation"]), "digits"]
@@ -39,7 +40,7 @@ def measure(name: str, seed: int) -> dict[str, float]:
         works = {what: partial(score, x) for what, score in {**scorers, "plain": net}.items()}
         values |= {f"ms {what}": 1e3 * t.best for what, t in race(works, rounds=7, at_most={"guard": 3}).items()}
     values["false alarms"] = float((head.score(sets[0]) > head.threshold).double().mean())
-    return significant(values)
+    return values
 
 
 def fields(runs: Runs) -> dict[str, Any]:
@@ -55,22 +56,22 @@ def table(runs: Runs) -> str:
     rows: list[list[str]] = []
     for cell, run in runs.items():
         ratio = run["auroc one pass"] / run["auroc guard"]
-        share = f"{per_cent(ratio)} %" if ratio >= TARGET else f"**{per_cent(ratio)} %**"
+        share = f"{percent(ratio)} %" if ratio >= TARGET else f"**{percent(ratio)} %**"
         values = [run[f"ms {what}"] for what in ("plain", "one pass", "guard")]
         spent = [f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in values]
-        shown = [per_cent(run["auroc guard"]), per_cent(run["auroc one pass"]), share, *spent]
+        shown = [percent(run["auroc guard"]), percent(run["auroc one pass"]), share, *spent]
         rows.append([cell.partition(",")[0], *shown, f"{values[1] / values[0]:.1f}"])
     return markdown(["task", "guard", "head", "ratio", "network, ms", "head, ms", "guard, ms", "× network"], rows)
 
 
 def summarize(seed: int, runs: Runs) -> str:
     ratios = {cell: run["auroc one pass"] / run["auroc guard"] for cell, run in runs.items()}
-    below = [f"{cell.partition(',')[0]} ({per_cent(share)} %)" for cell, share in ratios.items() if share < TARGET]
+    below = [f"{cell.partition(',')[0]} ({percent(share)} %)" for cell, share in ratios.items() if share < TARGET]
     pairs = (("ms one pass", "ms plain"), ("ms guard", "ms one pass"))
     cost, gain = (statistics.median(run[a] / run[b] for run in runs.values()) for a, b in pairs)
     seconds = statistics.median(run["seconds to teach"] for run in runs.values())
     return (
-        f"Seed {seed}: {per_cent(statistics.mean(ratios.values()))} % of the guard's AUROC on average over {len(runs)} tasks, "
+        f"Seed {seed}: {percent(statistics.mean(ratios.values()))} % of the guard's AUROC on average over {len(runs)} tasks, "
         f"{len(runs) - len(below)} of them at 97 % or above{'; below: ' + ', '.join(below) if below else ''}. "
         f"A thousand rows cost {cost:.1f} forward passes of the network (median), 1/{gain:.0f} of the guard's time; "
         f"teaching the head takes {seconds:.1f} s of the processor."

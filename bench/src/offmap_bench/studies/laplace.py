@@ -6,7 +6,6 @@ they bring no other torch.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import warnings
@@ -22,8 +21,9 @@ import offmap
 from offmap.evaluation import measure_separation
 from offmap.random import sample
 from offmap_bench.runner.base_models import models
+from offmap_bench.runner.table import percent
 from offmap_bench.speed.subjects import mean_head
-from offmap_bench.studies.study import Runs, Study, format_signed, markdown, mean_over, per_cent, significant
+from offmap_bench.studies.study import Runs, Study, format_signed, markdown, mean_over
 from offmap_bench.tasks.catalog import task as named
 from offmap_bench.tasks.task import Task
 from offmap_bench.tasks.uci import MODES, SETS
@@ -37,8 +37,6 @@ Scorer = Callable[[Tensor], Tensor]
 
 def cells() -> dict[str, Callable[[], Any]]:
     """All tasks, after one unmeasured run: the first fit of a process imports half of torch."""
-    torch.set_num_threads(1)
-    logging.getLogger("offmap").setLevel(logging.ERROR)  # few validation rows: no threshold, which is not asked for here
     measure("uci/yacht/extrapolation")
     return {name: partial(measure, name) for name in (f"uci/{name}/{mode}" for mode in MODES for name in SETS)}
 
@@ -65,7 +63,7 @@ def measure(name: str) -> dict[str, dict[str, float]]:
         scores = [score(x) for x in sets]
         thousand = 1000 * (time.process_time() - middle) / sum(map(len, sets))
         detection = {name: measure_separation(*scores)[name] for name in ("auroc", "fpr95")}
-        results[title] = significant({**detection, "entropy": entropy, "fit": middle - start, "score": thousand})
+        results[title] = {**detection, "entropy": entropy, "fit": middle - start, "score": thousand}
     return results
 
 
@@ -128,11 +126,11 @@ def fields(runs: Runs) -> dict[str, Any]:
     titles = list(next(iter(runs.values())))
     header = ["contestant", *(f"{measure} {mode}" for mode in MODES for measure in ("AUROC", "FPR@95"))]
     rows = [
-        [title, *(per_cent(mean_over(runs, mode, title, key)) for mode in MODES for key in ("auroc", "fpr95")),
+        [title, *(percent(mean_over(runs, mode, title, key)) for mode in MODES for key in ("auroc", "fpr95")),
          *(format_signed(mean_over(runs, "", title, key)) for key in ("entropy", "fit", "score"))]
         for title in titles
     ]  # fmt: skip
-    tasks = [[name.removeprefix("uci/"), *(per_cent(run[title]["auroc"]) for title in titles)] for name, run in runs.items()]
+    tasks = [[name.removeprefix("uci/"), *(percent(run[title]["auroc"]) for title in titles)] for name, run in runs.items()]
     lines: list[str] = []
     for mode in MODES:
         gains = [run[HEAD]["auroc"] - run[REFERENCE]["auroc"] for name, run in runs.items() if name.endswith(mode)]

@@ -17,7 +17,8 @@ from offmap.guard import Guard
 from offmap.metrics import auroc
 from offmap.scores.score import EpistemicScore
 from offmap_bench.runner.base_models import models
-from offmap_bench.studies.study import Runs, Study, markdown, mean_over, per_cent
+from offmap_bench.runner.table import percent
+from offmap_bench.studies.study import Runs, Study, markdown, mean_over
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.task import Task
 
@@ -66,7 +67,7 @@ def fields(runs: Runs) -> dict[str, Any]:
     columns = [f"{score}, {mode}" for score, mode in scores]
 
     def auroc_cells(*keys: str) -> list[str]:
-        return [per_cent(mean_over(runs, mode, *keys, score)) for score, mode in scores]
+        return [percent(mean_over(runs, mode, *keys, score)) for score, mode in scores]
 
     def error_cells(*keys: str) -> list[str]:
         return [f"{mean_over(runs, '', *keys, key):.3f}" for key in ("nll", "rmse")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +16,8 @@ from offmap.metrics import auroc
 from offmap.posterior.parameterization import Flow, LowRank, Subspace
 from offmap.random import sample
 from offmap_bench.runner.base_models import Recipe, models
-from offmap_bench.studies.study import Runs, Study, format_signed, markdown, mean_over, per_cent, significant
+from offmap_bench.runner.table import percent
+from offmap_bench.studies.study import Runs, Study, format_signed, markdown, mean_over
 from offmap_bench.tasks.catalog import task as named
 from offmap_bench.tasks.uci import MODES
 
@@ -43,8 +43,6 @@ SCORES = {"paper": "score", "epistemic": "epistemic"}  # methods of the likeliho
 
 def cells() -> Mapping[str, Callable[[], Any]]:
     """All tasks, after one unmeasured run: the first fit of a process imports half of torch."""
-    torch.set_num_threads(1)
-    logging.getLogger("offmap").setLevel(logging.ERROR)
     measure("uci/yacht/extrapolation", 0)
     tables = {0: (*SMALL, *LARGE)} | dict.fromkeys(range(1, SEEDS), SMALL)
     uci = [(f"uci/{table}/{kind}", seed) for seed, names in tables.items() for kind in MODES for table in names]
@@ -64,12 +62,12 @@ def measure(name: str, seed: int) -> dict[str, dict[str, float]]:
         start = time.process_time()
         guard = offmap.fit(net, task.train, task.valid, score="paper", progress=False, **settings)
         seconds, (q, history) = time.process_time() - start, (guard.predictive.q, guard.history)  # pyright: ignore
-        results[title] = significant({
+        results[title] = {
             "d": q.dimension, "entropy": float(q.entropy()), "width": history.final_entropy[0],
             "beyond": q.dimension / 2 * history.final_entropy[0] - sum(float(s.log().sum()) for s in q.scale().values()),
             "weight": history.chosen["entropy_weight"],
             "risk": history.final_risk[0], "max_risk": history.max_risk[0], "seconds": seconds, **detect(guard, sets),
-        })  # fmt: skip
+        }  # fmt: skip
     return results
 
 
@@ -92,7 +90,7 @@ def fields(runs: Runs) -> dict[str, Any]:
     per_number = {title: fmean(run[title]["entropy"] / run[title]["d"] for run in runs.values()) for title in LAWS}
     rows = [
         [title, f"{mean(title, 'd'):,.0f}", format_signed(mean(title, "width")), format_signed(per_number[title]),
-         *(per_cent(mean(title, score, ends)) for ends in groups.values() for score in SCORES),
+         *(percent(mean(title, score, ends)) for ends in groups.values() for score in SCORES),
          f"{median(run[title]['ratio'] for run in runs.values()):.1f}",
          f"{mode(run[title]['weight'] for run in runs.values()):g}",
          f"{mean(title, 'seconds'):.1f}"]
@@ -101,13 +99,13 @@ def fields(runs: Runs) -> dict[str, Any]:
     names = sorted({cell.split(" ")[1] for cell in runs})
     tasks = [
         [name.removeprefix("uci/"), *(f"{format_signed(mean(t, 'width', (f' {name}',)), 1)} · "
-                                      f"{per_cent(mean(t, 'paper', (f' {name}',)))}" for t in LAWS)]
+                                      f"{percent(mean(t, 'paper', (f' {name}',)))}" for t in LAWS)]
         for name in names
     ]  # fmt: skip
     within = fmean(run[t]["risk"] <= run[t]["max_risk"] for run in runs.values() for t in LAWS)
     beyond = mean(LOW_RANK, "beyond")
     return {
-        "summary": markdown(header, rows), "tasks": markdown(["task", *LAWS], tasks), "within": per_cent(within),
+        "summary": markdown(header, rows), "tasks": markdown(["task", *LAWS], tasks), "within": percent(within),
         "steps": markdown(["step", "width", "wider", *(f"{w}, {s}" for s in SCORES for w in ("AUROC", "higher"))],
                           [compare(runs, *pair) for pair in STEPS]),
         "cells": len(runs), "names": ", ".join(name.removeprefix("uci/") for name in names),

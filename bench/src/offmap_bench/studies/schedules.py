@@ -27,8 +27,9 @@ from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import History, Stochastic
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import SILENT, Recipe, models, prepare
+from offmap_bench.runner.table import percent
 from offmap_bench.studies.cuts import TASKS
-from offmap_bench.studies.study import Runs, Study, format_signed, markdown, per_cent
+from offmap_bench.studies.study import Runs, Study, format_signed, markdown
 
 SEEDS, DRAWS = range(3), 50
 RECIPE = Recipe(members=3, training=deep_ensemble.Config(steps=3_000))
@@ -224,7 +225,6 @@ FEW = tuple(way for way in WAYS if "paper" not in way)
 
 def cells() -> dict[str, Callable[[], Any]]:
     """All ways on few tasks, then some of them on all, then all ways with another seed."""
-    torch.set_num_threads(1)
     few = [[(name, seed, way) for name in EARLY for way in FEW] for seed in (0, 1)]
     whole = [(name, seed, way) for seed in SEEDS for name in TASKS for way in WHOLE]
     return {label(*each): partial(measure, *each) for each in (*few[0], *whole, *few[1])}
@@ -251,7 +251,7 @@ def compare(found: dict[str, list[Runs]], ways: Sequence[str]) -> str:
     rows = list[list[str]]()
     for way in ways:
         runs = [run[way] for each in found.values() for run in each]
-        row = [way, *(per_cent(fmean(run[key] for run in runs)) for key in SCORES)]
+        row = [way, *(percent(fmean(run[key] for run in runs)) for key in SCORES)]
         row += [format_signed(fmean(run["entropy"] for run in runs)), f"{fmean(run['steps'] for run in runs):.0f}"]
         row += [f"{fmean(run['seconds'] for run in runs):.1f}"]
         for key in SCORES[:2]:
@@ -271,7 +271,7 @@ def fields(runs: Runs) -> dict[str, Any]:
     rows = list[list[str]]()
     for name, each in whole.items():
         gains = [format_signed(gain(each, way, "paper ×3"), 1) for way in ways]
-        rows.append([name, per_cent(fmean(run["default"]["paper ×3"] for run in each)), *gains])
+        rows.append([name, percent(fmean(run["default"]["paper ×3"] for run in each)), *gains])
     counts = {"few_runs": sum(map(len, few.values())), "whole_runs": sum(map(len, whole.values())), "whole_tasks": len(whole)}
     tables = {"few": compare(few, FEW), "whole": compare(whole, WHOLE), "gains": markdown(["", "default", *ways], rows)}
     return {**tables, **counts, "few_tasks": len(few)}

@@ -5,7 +5,6 @@ It needs OFFMAP_DATA for the two tables. Nothing here is OOD: every flagged row 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +24,8 @@ from offmap.detector import Calibration
 from offmap.random import generator, permutation
 from offmap.report import page
 from offmap_bench.paths import DOCS
-from offmap_bench.studies.study import Runs, Study, markdown, per_cent, render_svg, significant
+from offmap_bench.runner.table import percent
+from offmap_bench.studies.study import Runs, Study, markdown, render_svg
 from offmap_bench.tasks.shifts import read_columns
 
 SEEDS, SPLITS, RATE = range(5), 100, 0.05
@@ -199,7 +199,7 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
         if case is CASES["elec2, later days"] and seed == 0:
             draw(fortnights)
         counts = {"groups": len(others), "held out": series.groups - len(known), "parts": fortnights}
-        return significant({"rates": rates} | counts | notice(guard, scores))
+        return {"rates": rates} | counts | notice(guard, scores)
     rates, count = list[dict[str, float]](), int(case.calibrate * len(others))
     for split in range(SPLITS):
         parts = permutation(len(others), seed, "calibrate", split)
@@ -212,7 +212,7 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
         flagged[FEW_GROUPS] = new > Calibration(scores[few], None, 1 / 7, weights=group_weights(unseen.group[few])).threshold
         rates.append({way: grouped_rate(verdicts, group) for way, verdicts in flagged.items()})
     means = {way: fmean(rate[way] for rate in rates) for way in rates[0]}
-    return significant({"rates": means, "groups": count, "held out": len(others) - count} | notice(guard, scores))
+    return {"rates": means, "groups": count, "held out": len(others) - count} | notice(guard, scores)
 
 
 def notice(guard: offmap.Guard, scores: Tensor) -> dict[str, Any]:
@@ -235,8 +235,6 @@ def grouped_rate(flagged: Tensor, group: Tensor) -> float:
 
 
 def cells() -> dict[str, Callable[[], Any]]:
-    torch.set_num_threads(1)
-    logging.getLogger("offmap").setLevel(logging.ERROR)  # alike neighbours are what is measured
     named = {f"{name}, seed {seed}": partial(measure, case, seed) for name, case in CASES.items() for seed in SEEDS}
     return named | {"random order": measure_notices}
 
@@ -283,7 +281,7 @@ def fields(runs: Runs) -> dict[str, Any]:
 def interval(found: list[Any], way: str) -> str:
     """The mean over seeds and its 95 % interval, in per cent."""
     rates = [run["rates"][way] for run in found]
-    return f"{per_cent(fmean(rates))} ± {per_cent(STUDENT * stdev(rates) / sqrt(len(rates)))}"
+    return f"{percent(fmean(rates))} ± {percent(STUDENT * stdev(rates) / sqrt(len(rates)))}"
 
 
 def draw(parts: dict[str, list[float]]) -> None:

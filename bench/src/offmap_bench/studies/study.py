@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
 
 from offmap.atomic import write_whole
 from offmap_bench.paths import RECORDS, RESULTS
+from offmap_bench.runner.store import significant
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
@@ -42,12 +45,14 @@ class Study:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"runs": {}, "versions": {}}
 
     def run(self) -> None:
-        """Measure the cells that the record lacks, and save after each of them."""
+        """Measure the cells that the record lacks, with four significant digits, and save after each of them."""
+        torch.set_num_threads(1)
+        logging.getLogger("offmap").setLevel(logging.ERROR)  # few validation rows, rows that are alike: what is measured
         record = self.read()
         for cell, measure in self.cells().items():
             if cell not in record["runs"]:
                 print(f"{self.name}: {cell}", flush=True)
-                record["runs"][cell] = measure()
+                record["runs"][cell] = significant(measure(), 4)
                 record["versions"] = {name: version(name) for name in self.packages}
                 write_whole(RECORDS / f"{self.name}.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
 
@@ -75,10 +80,6 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def per_cent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
 def format_signed(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
@@ -86,19 +87,6 @@ def format_signed(value: float, digits: int = 2) -> str:
 def mean_over(runs: Runs, suffix: str, *keys: str) -> float:
     """Return the mean of `run[key][key]...` over the cells whose name ends in `suffix`."""
     return fmean(float(reduce(lambda value, key: value[key], keys, run)) for cell, run in runs.items() if cell.endswith(suffix))
-
-
-def significant(value: Any, digits: int = 4) -> Any:
-    """Round all numbers of a nested structure to significant digits.
-
-    >>> significant({"a": [0.123456, 12345.6]})
-    {'a': [0.1235, 12350.0]}
-    """
-    if isinstance(value, float):
-        return float(f"{value:.{digits}g}")
-    if isinstance(value, dict):
-        return {key: significant(each, digits) for key, each in value.items()}
-    return [significant(each, digits) for each in value] if isinstance(value, list) else value
 
 
 def render_svg(figure: Figure) -> str:

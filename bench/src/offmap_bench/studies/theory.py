@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 import offmap
@@ -19,8 +18,9 @@ from offmap_bench.demo.run import MOONS, SILENT, Bench
 from offmap_bench.methods.variational import ABLATION, bnn
 from offmap_bench.paths import DOCS
 from offmap_bench.report.panels import map_panel, write_sheet
+from offmap_bench.runner.table import percent
 from offmap_bench.runner.watch import grid, view_of
-from offmap_bench.studies.study import Runs, Study, format_signed, markdown, per_cent
+from offmap_bench.studies.study import Runs, Study, format_signed, markdown
 
 FIGURES = DOCS / "figures"
 SHARED: dict[str, Any] = {
@@ -39,7 +39,6 @@ TITLES = {
 
 def measure() -> dict[str, Any]:
     """Fit every setting around the same net; return the numbers, and write the figures."""
-    torch.set_num_threads(1)
     bench = Bench(MOONS, MOONS.task(), 0, print)
     inputs = grid(bench.task.inputs, bench.plan.grid)
     numbers: dict[str, Any] = {}
@@ -52,7 +51,7 @@ def measure() -> dict[str, Any]:
         diagnoses[title] = diagnose(guard, bench.task.train, draws=DRAWS)
         numbers[title] = describe(bench, guard, diagnoses[title]) | {"seconds": seconds}
         view = view_of(guard.predict(inputs, clip=None))
-        svg, area = map_panel(view["entropy"], bench.task.train), per_cent(numbers[title]["auroc"])
+        svg, area = map_panel(view["entropy"], bench.task.train), percent(numbers[title]["auroc"])
         maps.append(Panel(svg, title, f"Uncertainty map of {title}", f"AUROC {area}"))
         print(title, numbers[title], flush=True)
     draw(diagnoses, maps)
@@ -115,7 +114,7 @@ def fields(runs: Runs) -> dict[str, Any]:
     """Both tables, and the AUROC of the Bayesian settings by their names."""
     (numbers,) = runs.values()
     ablation = [
-        [title, per_cent(n["auroc"]), per_cent(n["fpr95"]), format_signed(n["entropy"]), f"{n['validation nll']:.3f}",
+        [title, percent(n["auroc"]), percent(n["fpr95"]), format_signed(n["entropy"]), f"{n['validation nll']:.3f}",
          f"{n['max_risk']:.3f}", str(n["kept step"])]
         for title, n in numbers.items()
     ]  # fmt: skip
@@ -129,7 +128,7 @@ def fields(runs: Runs) -> dict[str, Any]:
     return {
         **SHARED, "draws": DRAWS, "ablation": markdown(head, ablation),
         "layers": markdown(["setting", *(f"`{name}`" for name in names)], layers),
-        **{name: per_cent(numbers[title]["auroc"]) for name, title in TITLES.items()},
+        **{name: percent(numbers[title]["auroc"]) for name, title in TITLES.items()},
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from offmap.errors import ConfigError, nearest
 from offmap_bench.tasks.citycam import SHIFTS, citycam
-from offmap_bench.tasks.images import SETTINGS, few, images, medium, open_set, rename_task
+from offmap_bench.tasks.images import FEW, MEDIUM, SETTINGS, images, open_set, rename_task, thin_out
 from offmap_bench.tasks.pretrained import WEIGHTS
 from offmap_bench.tasks.shifts import SHIFT_TASKS
 from offmap_bench.tasks.synthetic import digits, moons, regression
@@ -32,8 +32,8 @@ TASKS: dict[str, Callable[[int], Task]] = {
     "digits": lambda seed: digits(seed=seed),
     **{f"uci/{name}/{mode}": partial(uci, name, mode) for mode in MODES for name in SETS},
     **IMAGE_TASKS,
-    **{f"{name}/few": partial(few, make_task) for name, make_task in IMAGE_TASKS.items()},
-    **{f"{name}/medium": partial(medium, make_task) for name, make_task in IMAGE_TASKS.items()},
+    **{f"{name}/few": partial(thin_out, make_task, FEW, "few") for name, make_task in IMAGE_TASKS.items()},
+    **{f"{name}/medium": partial(thin_out, make_task, MEDIUM, "medium") for name, make_task in IMAGE_TASKS.items()},
     **SHIFT_TASKS,
     **{f"citycam/{shift}": partial(citycam, shift) for shift in SHIFTS},
 }

@@ -93,18 +93,9 @@ def open_set(name: str, seed: int = 0, folder: str | Path | None = None, *, rows
     return Task(f"images/{name}/open", train, valid, test, ood, likelihood="categorical", outputs=setting.known)
 
 
-def few(make_task: Callable[[int], Task], seed: int = 0) -> Task:
-    """Some images of every part of a task, at even distances."""
-    return thin_out(make_task(seed), FEW, "few")
-
-
-def medium(make_task: Callable[[int], Task], seed: int = 0) -> Task:
-    """The same with more images; its net is the one of the whole task."""
-    return thin_out(make_task(seed), MEDIUM, "medium")
-
-
-def thin_out(task: Task, sizes: Mapping[str, int], suffix: str) -> Task:
-    """At most so many images of every part of a task, at even distances."""
+def thin_out(make_task: Callable[[int], Task], sizes: Mapping[str, int], suffix: str, seed: int = 0) -> Task:
+    """At most so many images of every part of a task, at even distances; its net is the one of the whole task."""
+    task = make_task(seed)
 
     def some(part: str, x: Tensor) -> Tensor:
         return x[torch.arange(min(sizes[part], len(x))) * len(x) // min(sizes[part], len(x))]
