@@ -9,19 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from offmap._version import __version__
 from offmap.checks import require
 from offmap.distributed.jobs import Pool
-from offmap.report.page import MAP, Array, Panel, Section, check_path, gallery, legend, paragraphs, render, table, write
+from offmap.report.page import MAP, Panel, Section, check_path, gallery, legend, paragraphs, render, table, write
 from offmap.table import Table
 from offmap_bench.demo.run import ENSEMBLE, JOINED, NEAREST, PLAIN, PLANS, SCALING, SVD, SVD5, Plan, Result, quick, run
-from offmap_bench.report.panels import CLASSES, SETS, TOP, band_panel, image_panel, map_panel, roc_gallery, score_panels
+from offmap_bench.report.panels import CLASSES, SETS, TOP, image_panel, roc_gallery, score_panels, view_panel
 from offmap_bench.runner.plan import read_packaged
-from offmap_bench.runner.watch import grid
 
 TEXTS: dict[str, str] = tomllib.loads(read_packaged("templates")["demo"])
 ON_TOP = (SCALING, SVD, SVD5, JOINED)  # fitted around nets that are trained already
@@ -99,14 +97,6 @@ Description = tuple[str, dict[str, Any], str, str]
 
 
 def describe_regression(result: Result) -> Description:
-    x = grid(result.task.inputs, result.plan.grid)
-    assert x is not None
-    line = x[:, 0].numpy()
-    panels: list[Panel] = []
-    for name, view in result.views.items():
-        svg = band_panel(line, view["mean"], view["std"], result.task.train)
-        words = f"{name}: mean prediction and a band of two standard deviations. {widths(line, view['std'])}"
-        panels.append(Panel(svg, name, words))
     key = legend([
         ("area", "var(--band)", "mean ± 2 standard deviations"), ("line", "var(--series4)", "mean prediction"),
         ("line 5 3", "var(--ink)", "true function"), ("dot", "var(--ink)", "training points"),
@@ -116,7 +106,7 @@ def describe_regression(result: Result) -> Description:
         median = {s: float(v.sqrt().median()) for s, v in result.evaluation.scores[method].items()}
         fields |= {f"{name}_{s}": times(median[s], median["test"]) for s in ("outside", "gap")}
         fields[f"{name}_test"] = f"{median['test']:.2g}"
-    return "regression", fields, "Confidence bands", gallery(panels, legend=key)
+    return "regression", fields, "Confidence bands", gallery(views(result), legend=key)
 
 
 def times(value: float, base: float) -> str:
@@ -129,26 +119,18 @@ def times(value: float, base: float) -> str:
     return f"{ratio:.2g} times" if ratio < 100 else f"{float(f'{ratio:.1g}'):,.0f} times"
 
 
-def widths(x: Array, std: Array) -> str:
-    places = {"on the data": -0.5, "in the gap": 0.15, "at the left edge": -1.4, "at the right edge": 1.4}
-    at = [f"{std[int(np.abs(x - place).argmin())]:.2g} {words}" for words, place in places.items()]
-    return f"Standard deviation {', '.join(at)}."
+def views(result: Result) -> list[Panel]:
+    return [view_panel(view, result.task.train, name) for name, view in result.views.items()]
 
 
 def describe_moons(result: Result) -> Description:
-    panels: list[Panel] = []
-    for name, view in result.views.items():
-        svg = map_panel(view["entropy"], result.task.train)
-        dark = 100 * float((view["entropy"] > TOP / 2).mean())
-        alt = f"{name}: map of the predictive entropy around two moons, above half its maximum on {dark:.0f} % of the square."
-        panels.append(Panel(svg, name, alt))
     key = legend([
         ("area", f"linear-gradient(90deg, {', '.join(MAP)})", "entropy, from 0 (certain) to log 2 (undecided)"),
         ("dot", CLASSES[0], "training points, first class"), ("dot", CLASSES[1], "training points, second class"),
     ])  # fmt: skip
     scores, order = result.evaluation.scores, (PLAIN, ENSEMBLE, SVD, SVD5)
     far, near = (shares([scores[m][s] > TOP / 2 for m in order]) for s in (*result.task.ood, "test"))
-    return "moons", {"far": far, "near": near}, "Uncertainty maps", gallery(panels, legend=key)
+    return "moons", {"far": far, "near": near}, "Uncertainty maps", gallery(views(result), legend=key)
 
 
 def describe_digits(result: Result) -> Description:

@@ -18,7 +18,7 @@ from offmap.table import Table
 from offmap_bench.report.panels import dots_panel, series_legend, write_sheet
 from offmap_bench.report.paper_figures import FIGURES, Say
 from offmap_bench.runner import table as tables
-from offmap_bench.runner.compare import LEGEND, Sheet, answers, compare_all, compare_markdown, parse_sheet, sheet
+from offmap_bench.runner.compare import LEGEND, Sheet, answers, compare_all, compare_markdown, sheet
 from offmap_bench.runner.plan import read_packaged, read_plan
 from offmap_bench.runner.shift_table import shifts_markdown
 from offmap_bench.runner.store import read_records
@@ -45,8 +45,7 @@ class Experiment:
 
     @cached_property
     def sheet(self) -> Sheet | None:
-        text = read_packaged("plans/printed").get(self.name)
-        return None if text is None else parse_sheet(text)
+        return sheet(self.name) if self.name in read_packaged("plans/printed") else None
 
     @cached_property
     def answers(self) -> Sequence[Results]:

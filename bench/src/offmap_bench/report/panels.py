@@ -63,6 +63,19 @@ def map_panel(entropy: Array, train: Pair) -> str:
     return re.sub(r"image-rendering:[\w-]+;?", "", crisp)  # smoothly
 
 
+def view_panel(view: Mapping[str, Array], train: Pair, title: str, subtitle: str = "") -> Panel:
+    """Draw what a guard says on the grid of a task of one or two inputs: a band, or a map."""
+    if "mean" in view:
+        std = view["std"]
+        svg = band_panel(np.linspace(-1.5, 1.5, len(std)), view["mean"], std, train)
+        edges = f"{std[0]:.2g} at the left edge, {std[len(std) // 2]:.2g} in the middle, {std[-1]:.2g} at the right edge"
+        words = f"mean ± 2 standard deviations over x; one is {edges}"
+    else:
+        svg, dark = map_panel(view["entropy"], train), 100 * float((view["entropy"] > TOP / 2).mean())
+        words = f"map of the predictive entropy around two moons, above half its maximum on {dark:.0f} %"
+    return Panel(svg, title, f"{', '.join(filter(None, [title, subtitle]))}: {words}.", subtitle)
+
+
 def histogram_panel(sets: Mapping[str, Array], *, bins: Array, threshold: float | None = None, label: str = "score") -> str:
     """Draw shares of rows by score, the first set in-distribution and the others OOD; a vertical line marks the threshold."""
 

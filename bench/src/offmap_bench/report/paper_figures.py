@@ -13,7 +13,7 @@ from offmap import Likelihood, diagnose
 from offmap.posterior.predictive import Stochastic
 from offmap.report.diagnosis import amplitude_panels
 from offmap.report.page import Array, Panel
-from offmap_bench.report.panels import TOP, band_panel, day_panel, map_panel, steps_panel
+from offmap_bench.report.panels import day_panel, steps_panel, view_panel
 from offmap_bench.runner.plan import METHODS, Cell
 from offmap_bench.runner.store import Record
 from offmap_bench.runner.table import Results
@@ -74,17 +74,7 @@ def draw_methods(drawing: Drawing, task: str) -> list[Panel]:
 
 
 def draw_view(task: str, view: View, title: str, subtitle: str) -> Panel:
-    """Draw a band for the regression, a map for the moons."""
-    train = task_of(task).train
-    if task == "regression":
-        std = view["std"]
-        svg = band_panel(np.linspace(-1.5, 1.5, POINTS[1]), view["mean"], std, train)
-        edges = f"{std[0]:.2g} at the left edge, {std[len(std) // 2]:.2g} in the middle, {std[-1]:.2g} at the right edge"
-        return Panel(svg, title, f"{title}, {subtitle}: mean ± 2 standard deviations over x; one is {edges}.", subtitle)
-    svg = map_panel(view["entropy"], train)
-    dark = 100 * float((view["entropy"] > TOP / 2).mean())
-    alt = f"{title}, {subtitle}: map of the predictive entropy around two moons, above half its maximum on {dark:.0f} %."
-    return Panel(svg, title, alt, subtitle)
+    return view_panel(view, task_of(task).train, title, subtitle)
 
 
 def draw_introduction(drawing: Drawing) -> list[Panel]:
