@@ -7,6 +7,8 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
+# Trials, fuzzing, coverage, mutants and the bill of materials: of a checkout alone, beside the tests.
+CHECK := PYTHONPATH=bench/tests $(PY) -m checks
 # -qq keeps pip to errors; the set-up rules say what they do.
 INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
@@ -55,6 +57,7 @@ bench-speed: $(VENV)/bench.stamp  ## the ratios: peers, the GEMM limit, fits, tr
 
 pages: $(VENV)/test.stamp  ## every page that is made from records, without measuring
 	$(PY) -m offmap_bench.studies pages
+	$(CHECK).trust page
 
 shifts: export OMP_NUM_THREADS := 1
 shifts: $(VENV)/shifts.stamp  ## tasks with natural shifts, what has no record yet, and their page; OFFMAP_DATA names the data
@@ -63,27 +66,27 @@ shifts: $(VENV)/shifts.stamp  ## tasks with natural shifts, what has no record y
 
 trust-run trust: export OMP_NUM_THREADS := 1
 trust-run: $(VENV)/test.stamp  ## all trials of the promises, from where they stopped; ARGS="damaged_guard --minutes 10"
-	$(PY) -m offmap_bench.checks.trust run $(ARGS)
+	$(CHECK).trust run $(ARGS)
 
 trust: $(VENV)/test.stamp  ## a tenth of the trials again, and the page of all
-	$(PY) -m offmap_bench.checks.trust again $(ARGS)
+	$(CHECK).trust again $(ARGS)
 
 fuzz: export OMP_NUM_THREADS := 1
 fuzz: $(VENV)/fuzz.stamp  ## fuzz whatever parses bytes, five minutes each; ARGS="csv npz --minutes 10"
-	$(PY) -m offmap_bench.checks.fuzz $(ARGS)
+	$(CHECK).fuzz $(ARGS)
 
 coverage mutants: export OMP_NUM_THREADS := 1
 coverage: $(VENV)/mutants.stamp  ## which lines and branches the tests reach, and in which test
-	$(PY) -m offmap_bench.checks.coverage -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(CHECK).coverage -n $(WORKERS) --dist loadgroup $(ARGS)
 
 mutants: $(VENV)/mutants.stamp  ## small changes to the code, and whether a test notices; after `make coverage`
-	$(PY) -m offmap_bench.checks.mutants run $(ARGS)
+	$(CHECK).mutants run $(ARGS)
 
 sbom: $(VENV)/test.stamp  ## the software bill of materials, CycloneDX, into build/sbom.json
-	$(PY) -m offmap_bench.checks.materials bill
+	$(CHECK).materials bill
 
 audit: $(VENV)/test.stamp  ## installed packages against their pins and their own lists of files
-	$(PY) -m offmap_bench.checks.materials audit
+	$(CHECK).materials audit
 
 # Keeps the torch line as it is written, and takes the newest of everything else that goes with it.
 constraints:  ## pin anew what a fresh install of all extras gives

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offmap_bench.checks.materials import ROOT, audit, bill, find_changes, find_packages, licence, pins
+from checks.materials import ROOT, audit, bill, find_changes, find_packages, licence, pins
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from offmap_bench.checks import coverage, mutants
-from offmap_bench.checks.coverage import Reach, own_test, package_of, shares
-from offmap_bench.checks.mutants import changed_line, count_positional, find_annotations, mutants_of
+from checks import coverage, mutants
+from checks.coverage import Reach, own_test, package_of, shares
+from checks.mutants import changed_line, count_positional, find_annotations, mutants_of
 from offmap_bench.paths import ROOT
 
 

@@ -6,8 +6,8 @@ import random
 import warnings
 from pathlib import Path
 
+from checks.trust import Check
 from faults.readers import READERS, attempt
-from offmap_bench.checks.trust import Check
 
 OTHERS = (b"\x00", b"\xff" * 8, b"1e999", b"[" * 50, b'"', b"{}", b"-1", b"\n", b"&#0;")
 """What is put in."""

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from checks.trust import Check
 from faults.damage import damaged
 from faults.places import shared_folder
-from offmap_bench.checks.trust import Check
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import Recipe, models
 from offmap_bench.runner.run import captured_warnings

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import rank_jobs as jobs
+from checks.trust import Check
 from faults.damage import damaged
 from offmap.errors import FileError
-from offmap_bench.checks.trust import Check
 
 
 class Ended(Exception):

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from checks.trust import Check
 from faults.damage import damaged
 from offmap.errors import FileError
-from offmap_bench.checks.trust import Check
 from trained import inputs, quick, regression, regressor
 
 

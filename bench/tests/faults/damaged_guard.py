@@ -11,9 +11,9 @@ import pytest
 from torch import nn
 
 import offmap
+from checks.trust import Check
 from faults.damage import damaged
 from offmap.errors import FileError
-from offmap_bench.checks.trust import Check
 from trained import quick, regression, regressor
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from checks.trust import Check
 from faults.damage import damaged
 from faults.places import shared_folder
-from offmap_bench.checks.trust import Check
 from offmap_bench.runner.plan import Cell, cells, parse
 from offmap_bench.runner.run import run
 from offmap_bench.runner.store import Record, read_records

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import offmap
+from checks.trust import Check
 from faults.damage import damaged
 from faults.places import shared_folder
 from offmap.cli.folder import NOTES, ScoreResult, ScoreSpec, list_shards, score_folder
@@ -19,7 +20,6 @@ from offmap.cli.score import score_table
 from offmap.data.tables.schema import Schema
 from offmap.data.tables.table import open_table
 from offmap.distributed.jobs import Pool
-from offmap_bench.checks.trust import Check
 from offmap_bench.runner.run import captured_warnings
 from trained import inputs, quick, regression, regressor
 

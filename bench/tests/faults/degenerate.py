@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import offmap
+from checks.trust import Check
 from offmap.integrations.nets import mlp
-from offmap_bench.checks.trust import Check
 from trained import quick
 
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from checks.trust import Check
 from faults.bombs import BOMBS
 from faults.readers import attempt
-from offmap_bench.checks.trust import Check
 
 BOUND = 1_500
 """Megabytes that reading may take beyond what the process had, for any file of a few megabytes."""

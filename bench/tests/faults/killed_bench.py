@@ -9,11 +9,11 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from checks.trust import Check
 from faults.damaged_record import PLAN, planned, without_seconds
 from faults.places import shared_folder
 from faults.zygote import Ended, drawn, zygote
 from offmap import cli
-from offmap_bench.checks.trust import Check
 from offmap_bench.runner.store import read_records
 
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import offmap
 import rank_jobs as jobs
+from checks.trust import Check
 from faults.zygote import Ended, drawn, zygote
-from offmap_bench.checks.trust import Check
 
 GUARD, STATE = "guard.safetensors", "fit.state"
 ALWAYS = 17

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import offmap
 import rank_jobs as jobs
+from checks.trust import Check
 from faults.places import shared_folder
 from faults.zygote import LIMIT, Ended, zygote
-from offmap_bench.checks.trust import Check
 
 STATE = "fit.state"
 RANKS = 2

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from checks.trust import Check
 from faults.damaged_scores import fill, read
 from faults.places import shared_folder
 from faults.zygote import Ended, drawn, zygote
 from offmap import cli
 from offmap.cli.folder import NOTES
-from offmap_bench.checks.trust import Check
 from trained import quick, regression, regressor
 
 FILES = ("a.csv", "b.npz", "c.csv", "d.npz", "e.csv", "f.npz")  # pyarrow has threads: a zygote must not know it

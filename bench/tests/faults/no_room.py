@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from checks.trust import Check
 from faults import damaged_record, damaged_scores, killed_fit
 from faults.disks import WAYS, mount_small
 from faults.places import shared_folder
@@ -24,7 +25,6 @@ from offmap.atomic import unseal
 from offmap.cli.folder import NOTES
 from offmap.errors import OffmapError
 from offmap.export.onnx import verify_checksum
-from offmap_bench.checks.trust import Check
 from offmap_bench.runner.run import run
 from offmap_bench.runner.store import read_records
 from trained import inputs, quick, regression, regressor

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 import offmap
-from offmap_bench.checks.trust import Check
+from checks.trust import Check
 from trained import inputs, quick, regression, regressor
 
 TOLERANCE = 1e-3

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from offmap_bench.checks.trust import ROOT, Check
+from checks.trust import ROOT, Check
 from trained import classes, classifier, inputs, quick, regression, regressor
 from zoo import ZOO
 

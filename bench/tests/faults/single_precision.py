@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import offmap
+from checks.trust import Check
 from offmap.model.params import stack_models
 from offmap.posterior.basis import Basis, observe
 from offmap.posterior.distribution import WeightDistribution
-from offmap_bench.checks.trust import Check
 from zoo import ZOO, Case
 
 TOLERANCE = 5e-3

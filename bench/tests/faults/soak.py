@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import offmap
-from offmap_bench.checks.trust import Check
+from checks.trust import Check
 from trained import inputs, quick, regression, regressor
 
 ROWS, BLOCK, FITS = 1_000_000, 10_000, 100

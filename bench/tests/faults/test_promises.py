@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offmap_bench.checks.trust import CHECKS, PAGE, page
+from checks.trust import CHECKS, PAGE, page
 from offmap_bench.studies.blocks import PROMISES
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +23,7 @@ def test_a_named_test_exists(test: str) -> None:
 
 
 def test_the_page_of_trials_is_that_of_the_records() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m offmap_bench.checks.trust page`"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m checks.trust page`"
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise["name"])

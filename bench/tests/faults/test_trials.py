@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import offmap
+from checks.trust import CHECKS, check_of
 from faults import making, numbers
-from offmap_bench.checks.trust import CHECKS, check_of
 
 QUICK = [
     pytest.param(name, seed, marks=pytest.mark.xdist_group(name), id=f"{name}-{seed}")  # one process makes what trials share

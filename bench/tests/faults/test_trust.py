@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from offmap_bench.checks import records, trust
-from offmap_bench.checks.trust import Outcomes
+from checks import records, trust
+from checks.trust import Outcomes
 
 
 @pytest.fixture

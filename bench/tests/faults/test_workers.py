@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from offmap_bench.checks import trust
-from offmap_bench.checks.trust import Check
+from checks import trust
+from checks.trust import Check
 
 
 def trial(seed: int, folder: Path) -> str:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import offmap
+from checks.trust import Check
 from faults.making import FIT, TRAINED, WRONG, Maker, Subject
 from faults.numbers import numbers
 from faults.tables import tables
 from offmap.detectors import DETECTORS
 from offmap.errors import OffmapError
-from offmap_bench.checks.trust import Check
 
 LIGHT: dict[str, Any] = {"solver": "closed-form", "draws": 4, "risk_draws": 4, "steps": 3, "check_every": 3, "progress": False}
 """What keeps a fit short, where nothing else was drawn."""

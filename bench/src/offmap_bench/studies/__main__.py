@@ -32,5 +32,4 @@ if __name__ == "__main__":
         print(f"The page is {study.page}")
     if "pages" in names:
         import_module("offmap_bench.speed.page").write()
-        import_module("offmap_bench.checks.trust").write_page()
     import_module("offmap_bench.studies.blocks").write()

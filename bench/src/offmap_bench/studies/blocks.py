@@ -6,6 +6,7 @@ A page marks a place with `<!-- name -->` and `<!-- /name -->`. What stands betw
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 import tomllib
@@ -13,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from offmap_bench.checks import trust
 from offmap_bench.paths import DOCS, RECORDS, RESULTS, ROOT
 from offmap_bench.runner.plan import read_plan
 from offmap_bench.runner.shift_table import summarize_shifts
@@ -110,10 +110,11 @@ def read_table(page: str, heading: str = "", *, first: str | None = None) -> Tab
 def render_promises() -> str:
     """Promises of `templates/promises.toml`, with the last figures."""
     models = re.findall(r"^\| \w+ \| .* \| (?:vmap|loop) \|$", (RESULTS / "models.md").read_text("utf-8"), re.MULTILINE)
+    records = [json.loads(line) for line in (RECORDS / "trust.jsonl").read_text("utf-8").splitlines()]
     lines = ["| promise | last measured |", "|---|---|"]
     for promise in PROMISES:
-        trials = [outcomes for name in promise.get("trials", ()) if (outcomes := trust.read(name)).done]
-        done, failures = sum(each.done for each in trials), sum(len(each.failures) for each in trials)
+        trials = [entry for entry in records if entry["name"] in promise.get("trials", ())]
+        done, failures = sum(entry["done"] for entry in trials), sum(len(entry["failures"]) for entry in trials)
         figures = [f"[{done:,} trials](results/trust.md), {failures} failures"] if done else []
         cells = {key: cell(*source) for key, source in promise.get("cells", {}).items()}
         figures += [promise["figure"].format(zoo=f"{len(models):,}", **cells)] if "figure" in promise else []

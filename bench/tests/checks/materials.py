@@ -1,4 +1,4 @@
-"""What offmap is made of: `python -m offmap_bench.checks.materials bill`, a software bill of materials, and `... audit`.
+"""What offmap is made of: `python -m checks.materials bill`, a software bill of materials, and `... audit`.
 
 The bill is CycloneDX 1.5 in JSON: every package that offmap and its extras bring, as installed here, with version, licence, the
 SHA-256 of its list of files, and what it needs. The audit needs no connection. It checks that each package has the version of
@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from offmap_bench.checks.records import replace_file
+from checks.records import replace_file
 from offmap_bench.paths import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

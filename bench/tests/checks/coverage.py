@@ -1,4 +1,4 @@
-"""Which lines and branches the tests reach: `python -m offmap_bench.checks.coverage [ARGUMENTS]`; `... more TESTS` adds some.
+"""Which lines and branches the tests reach: `python -m checks.coverage [ARGUMENTS]`; `... more TESTS` adds some.
 
 The tests run once, with the name of the test beside each line that it reaches and the seconds that it takes: both stay in
 `build/coverage` for the mutants. `bench/records/coverage.json` has the shares of each package. Processes that tests start are
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offmap_bench.checks.records import replace_file
+from checks.records import replace_file
 from offmap_bench.paths import RECORDS, ROOT
 
 COVERED = ROOT / "build" / "coverage"

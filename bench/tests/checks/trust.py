@@ -1,4 +1,4 @@
-"""Trials of the promises: `python -m offmap_bench.checks.trust run [NAME ...]`, `... retry`, `... again`, `... page`.
+"""Trials of the promises: `python -m checks.trust run [NAME ...]`, `... retry`, `... again`, `... page`.
 
 `run` continues each check of `bench/tests/faults` where its record in `bench/records/trust.jsonl` ends; `retry` runs the failed
 trials on record once more, after a fix; `again` repeats a seeded tenth of the trials on record; `page`, and `again` at its end,
@@ -23,12 +23,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from offmap_bench.checks import coverage, mutants, records
+from checks import coverage, mutants, records
 from offmap_bench.paths import RESULTS, ROOT
 from offmap_bench.studies.study import fill
 
 PAGE = RESULTS / "trust.md"
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "bench" / "tests")]  # as in pytest
+sys.path.insert(0, str(ROOT / "tests"))  # as in pytest
 
 CHECKS: tuple[str, ...] = (
     "damaged_guard", "damaged_checkpoint", "damaged_record", "damaged_scores", "damaged_export", "damaged_cache",
@@ -189,7 +189,7 @@ def write_page() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m offmap_bench.checks.trust", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m checks.trust", description=__doc__)
     parser.add_argument("command", choices=["run", "retry", "again", "page"])
     parser.add_argument("names", nargs="*", default=[], help=f"all by default: {', '.join(CHECKS)}")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next trial after so long")

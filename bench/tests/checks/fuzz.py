@@ -1,4 +1,4 @@
-"""Fuzzing of everything that parses bytes: `python -m offmap_bench.checks.fuzz [TARGET ...] [--minutes 5]`.
+"""Fuzzing of everything that parses bytes: `python -m checks.fuzz [TARGET ...] [--minutes 5]`.
 
 Atheris (the extra `fuzz`) makes bytes by what they make the code do, beginning with valid files. Any error but one of ours is a
 crash, as are 20 seconds for one input and 3 GB of memory; runs go on after a crash and add up in `bench/records/fuzz.jsonl`. In
@@ -19,12 +19,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from offmap_bench.checks import records
+from checks import records
 from offmap_bench.paths import ROOT
 
 WORK = ROOT / "build" / "fuzz"
 COUNTS = ("executions", "seconds", "features", "peak_mb", "crashes")
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "bench/tests")]
+sys.path.insert(0, str(ROOT / "tests"))
 
 
 def fuzz(target: str) -> None:
@@ -60,7 +60,7 @@ def run(target: str, minutes: float) -> None:
     entries = {entry["name"]: entry for entry in records.read("fuzz")}
     zeros = dict.fromkeys(("executions", "seconds", "features", "peak_mb"), 0)
     record = entries.setdefault(target, {"name": target, "crashes": [], **zeros})
-    command = [sys.executable, "-m", "offmap_bench.checks.fuzz", target, "--inside", "-print_final_stats=1", "-verbosity=1"]
+    command = [sys.executable, "-m", "checks.fuzz", target, "--inside", "-print_final_stats=1", "-verbosity=1"]
     command += ["-timeout=20", "-rss_limit_mb=3000", "-max_len=65536", f"-artifact_prefix={crashed}/"]
     end = time.monotonic() + 60 * minutes
     while (left := int(end - time.monotonic())) > 0:
@@ -95,7 +95,7 @@ def main() -> None:
         return fuzz(sys.argv[1])
     from faults.readers import READERS
 
-    parser = argparse.ArgumentParser(prog="python -m offmap_bench.checks.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m checks.fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", help="names of readers in bench/tests/faults/readers.py; all by default")
     parser.add_argument("--minutes", type=float, default=5.0, help="for each")
     asked = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Small changes to the code, and whether a test notices: `python -m offmap_bench.checks.mutants run`, `... again`, `... left`.
+"""Small changes to the code, and whether a test notices: `python -m checks.mutants run`, `... again`, `... left`.
 
 `run` draws changes that cosmic-ray can make, in an order set by a seed, and gives each to the tests that reach its line, as
-`offmap_bench.checks.coverage` recorded them, in a copy of the repository (`build/mutants`); a mutant that none of them fails has
+`checks.coverage` recorded them, in a copy of the repository (`build/mutants`); a mutant that none of them fails has
 survived. A test that fails without any change too kills nothing. `again` gives survivors to the tests once more, after new tests
 and coverage; `left` lists survivors that `mutants.toml` does not explain.
 """
@@ -26,8 +26,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from offmap_bench.checks import records
-from offmap_bench.checks.coverage import Reach
+from checks import records
+from checks.coverage import Reach
 from offmap_bench.paths import ROOT
 
 SUBJECTS = ("model", "posterior", "maxwent", "metrics.py", "scores", "conformal.py")
@@ -208,7 +208,7 @@ def table() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m offmap_bench.checks.mutants", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m checks.mutants", description=__doc__)
     parser.add_argument("command", choices=["run", "again", "left"])
     parser.add_argument("files", nargs="*", default=[], help="all by default, else some: src/offmap/posterior/noise.py")
     parser.add_argument("--count", type=int, default=600, help="so many of the drawn mutants")

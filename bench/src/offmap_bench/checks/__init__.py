@@ -1,1 +1,0 @@
-"""Checks of the project itself: fault trials, fuzzing, coverage, mutants, bill of materials."""
