@@ -12,7 +12,7 @@ from offmap.errors import DataError, ModelError
 from offmap.metrics import auroc
 from offmap.posterior.predictive import Scorer
 from offmap_bench.classifiers.catalog import TRAININGS
-from offmap_bench.classifiers.training import Ensemble, Learned, TrainConfig, augment, body_and_head, fit
+from offmap_bench.classifiers.training import Ensemble, Learned, TrainConfig, augment, body_and_head, train
 from offmap_bench.nets.lenet import lenet
 
 SIDE = 12
@@ -33,7 +33,11 @@ def learned(name: str, seed: int = 0, epochs: int = 2) -> Learned:
     way = TRAININGS[name]
     changes = {"queue": 20, "candidates": 50} if name == "vos" else {}
     config = replace(way.config(), epochs=epochs, lr=3e-3, batch_size=32, **changes)
-    return fit(way, lenet(3, side=SIDE, seed=seed), stripes(192), stripes(60, 1), config=config, seed=seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = way.build(lenet(3, side=SIDE, seed=seed), config)
+    train(way, net, stripes(192), stripes(60, 1), config=config, seed=seed)
+    return Learned(way, net, config)
 
 
 @pytest.mark.parametrize("name", TRAININGS)

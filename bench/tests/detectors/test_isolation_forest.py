@@ -40,7 +40,7 @@ def test_rows_of_any_shape_are_flattened() -> None:
 def test_bad_input_is_refused() -> None:
     with pytest.raises(ConfigError, match="Expected `trees` to be a whole number above 0, but got 0"):
         isolation_forest(TRAIN, trees=0)
-    with pytest.raises(DataError, match="Expected at least two training rows, but got 1"):
+    with pytest.raises(DataError, match="Expected 2 or more training rows, but got 1"):
         isolation_forest(TRAIN[:1])
     scorer = isolation_forest(TRAIN, trees=5)
     with pytest.raises(ShapeError, match=r"Expected rows of shape \(3,\), but got \(2,\)"):

@@ -169,13 +169,3 @@ def augment(x: Tensor, random: torch.Generator, most: int = 4) -> Tensor:
     down, right = torch.randint(0, 2 * most + 1, (2,), generator=random, device="cpu").tolist()
     wide = F.pad(torch.where(flips.to(x.device), x.flip(3), x), (most,) * 4)
     return wide[:, :, down : down + height, right : right + width]
-
-
-def fit(method: TrainingMethod, net: nn.Sequential, data: Pair, valid: Pair, *, config: Any = None, seed: int = 0) -> Learned:
-    """Build, train, and give the Scorer."""
-    config = config or method.config()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module = method.build(net, config)
-    train(method, module, data, valid, config=config, seed=seed)
-    return Learned(method, module, config)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from offmap.checks import integer, require
 from offmap.data import check_finite
-from offmap.errors import DataError, ShapeError
+from offmap.detectors.input_distance import check_rows, check_training_rows
+from offmap.errors import DataError
 from offmap.random import permutation
 
 logger = logging.getLogger("offmap")
@@ -40,11 +41,8 @@ class EstimatorScorer:
 
     def score(self, x: Tensor) -> Tensor:
         """(B, ...) -> (B,), higher = more OOD."""
+        check_rows(x, self.shift)
         check_finite(x, None, "the inputs")
-        if not len(x):
-            raise DataError("Expected at least one input, but got none.")
-        if x.shape[1:] != self.shift.shape:
-            raise ShapeError(f"Expected rows of shape {tuple(self.shift.shape)}, but got {tuple(x.shape[1:])}.")
         parts = [torch.from_numpy(self.score_rows(self.rows(part))) for part in x.split(STEP)]
         return torch.cat(parts).reshape(len(x), -1).mean(1).to(x.device)
 
@@ -77,9 +75,7 @@ def gaussian_process(inputs: Tensor, targets: Tensor, *, rows: int = 1000, seed:
 def isolation_forest(inputs: Tensor, *, trees: int = 100, seed: int = 0) -> EstimatorScorer:
     """Score by how soon random cuts part a row from the training rows, (n, ...); units do not matter, only order."""
     integer("trees", trees, above=0)
-    if len(inputs) < 2:
-        raise DataError(f"Expected at least two training rows, but got {len(inputs)}.")
-    check_finite(inputs, None, "the training inputs")
+    check_training_rows(inputs, 2)
     forest = require("sklearn.ensemble", "sklearn").IsolationForest(n_estimators=trees, random_state=seed)
     zero, one = torch.zeros_like(inputs[0]), torch.ones_like(inputs[0])
     scorer = EstimatorScorer(forest, lambda x: -forest.score_samples(x), zero, one)  # scikit-learn's is higher for inliers

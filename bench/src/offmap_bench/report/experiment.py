@@ -18,10 +18,9 @@ from offmap.table import Table
 from offmap_bench.report.panels import dots_panel, series_legend, write_sheet
 from offmap_bench.report.paper_figures import FIGURES, Say
 from offmap_bench.runner import table as tables
-from offmap_bench.runner.compare import LEGEND, Sheet, answers, compare_all, compare_markdown, sheet
-from offmap_bench.runner.plan import read_packaged, read_plan
+from offmap_bench.runner.compare import LEGEND, Sheet, compare_all, compare_markdown, sheet
+from offmap_bench.runner.plan import read_packaged
 from offmap_bench.runner.shift_table import shifts_markdown
-from offmap_bench.runner.store import read_records
 from offmap_bench.runner.table import Results, TableSection, complete_seeds, ranks_markdown
 
 CAPTIONS: dict[str, dict[str, Any]] = tomllib.loads(read_packaged("templates")["figures"])
@@ -39,9 +38,7 @@ class Experiment:
 
     @cached_property
     def results(self) -> Results:
-        plan = read_plan(self.name, quick=self.quick)
-        path = self.records if self.records.suffix == ".jsonl" else self.records / f"{plan.name}.jsonl"
-        return Results(plan, read_records(path))
+        return Results.read(self.name, self.records, quick=self.quick)
 
     @cached_property
     def sheet(self) -> Sheet | None:
@@ -49,7 +46,7 @@ class Experiment:
 
     @cached_property
     def answers(self) -> Sequence[Results]:
-        return [] if self.sheet is None else answers(self.sheet, self.records, quick=self.quick)
+        return [] if self.sheet is None else [Results.read(name, self.records, quick=self.quick) for name in self.sheet.plans]
 
 
 def write_table(experiment: Experiment, out: Path | None, say: Say) -> Written:

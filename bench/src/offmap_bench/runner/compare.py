@@ -7,13 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from offmap.errors import ConfigError, nearest
-from offmap_bench.runner.plan import read_packaged, read_plan
-from offmap_bench.runner.store import read_records
+from offmap.errors import ConfigError
+from offmap_bench.runner.plan import read_packaged
 from offmap_bench.runner.table import (
     NOTHING,
     SCORE_LEGEND,
@@ -25,6 +23,7 @@ from offmap_bench.runner.table import (
     page,
     spread,
 )
+from offmap_bench.tasks.task import check_name
 
 MARKS = {"better": "▲", "alike": "≈", "worse": "▼"}
 LEGEND = (
@@ -123,9 +122,7 @@ class Row:
 
 def sheet(name: str) -> Sheet:
     texts = read_packaged("plans/printed")
-    if name not in texts:
-        raise ConfigError(f"Expected a plan with printed numbers to compare with, {nearest(name, texts)}, but got {name!r}.")
-    return parse_sheet(texts[name])
+    return parse_sheet(texts[check_name("a plan with printed numbers to compare with,", name, texts)])
 
 
 def parse_sheet(text: str) -> Sheet:
@@ -210,12 +207,6 @@ def means_of(number: Number, results: Results) -> dict[str, tuple[float, ...]]:
         unit = values.get(number.relative, {})
         values = {label: {key: v / unit[key] for key, v in by_cell.items() if unit.get(key)} for label, by_cell in values.items()}
     return {label: tuple(complete_seeds(by_cell, tasks, results.plan.seeds)) for label, by_cell in values.items()}
-
-
-def answers(sheet: Sheet, folder: Path, *, quick: bool = False) -> list[Results]:
-    """Return the results of the plans that answer a sheet; `folder` holds their records."""
-    plans = [read_plan(name, quick=quick) for name in sheet.plans]
-    return [Results(plan, read_records(folder / f"{plan.name}.jsonl")) for plan in plans]
 
 
 def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str:

@@ -20,6 +20,7 @@ from offmap_bench.runner.images import IMAGE_METHODS
 from offmap_bench.runner.methods import BASE, SCORING, SIZE, TABLE_METHODS, Methods, without
 from offmap_bench.runner.shifts import SHIFT_METHODS
 from offmap_bench.tasks.catalog import expand
+from offmap_bench.tasks.task import check_name
 
 Settings = dict[str, Any]
 
@@ -132,10 +133,10 @@ def narrow_plan(
     """Return a part of a plan: entries whose label matches `label`, some seeds, and the tasks that match one of the patterns."""
     entries = tuple(e for e in plan.entries if label is None or e.label == label or fnmatchcase(e.label, label))
     if not entries:
-        _one_of("a label to be", label, plan.labels)
+        check_name("a label to be", label, plan.labels)
     for pattern in tasks or ():
         if not any(fnmatchcase(task, pattern) for task in plan.tasks):
-            _one_of("a task of the plan to be", pattern, plan.tasks)
+            check_name("a task of the plan to be", pattern, plan.tasks)
     names = tuple(task for task in plan.tasks if not tasks or _matches(task, tasks))
     return replace(plan, entries=entries, seeds=tuple(dict.fromkeys(seeds)) if seeds else plan.seeds, tasks=names)
 
@@ -196,9 +197,9 @@ def _read_plan(content: Settings, quick: bool) -> Plan:
     top = content | {key: layers[1][key] for key in QUICK_KEYS if key in layers[1]}
     return Plan(
         name + "-quick" * quick, _read_seeds(top), _read_tasks(top), title=title or name, note=note.strip(),
-        page=_one_of("`page` to be", page, PAGES),
+        page=check_name("`page` to be", page, PAGES),
         entries=tuple(_add_source(e, m, entries, *layers) for e, m in zip(entries, methods, strict=True)),
-        figures=tuple(_one_of("`figures` to hold", figure, FIGURES) for figure in figures),
+        figures=tuple(check_name("`figures` to hold", figure, FIGURES) for figure in figures),
         seeds_of={pattern: _read_seeds({"seeds": seeds}) for pattern, seeds in fewer.items()},
     )  # fmt: skip
 
@@ -219,7 +220,7 @@ def _read_entry(content: Any, defaults: Settings, quick: Settings) -> Entry:
     _check_keys(_get({"method": content}, "method", dict), METHOD_KEYS, "[[method]]")
     name = content.get("name")
     if not isinstance(name, str) or ":" not in name:  # else `module:callable`
-        name = _one_of("`name` of a [[method]] to be", name, [name for name in METHODS if ":" not in name])
+        name = check_name("`name` of a [[method]] to be", name, [name for name in METHODS if ":" not in name])
     method, label = METHODS[name], _get(content, "label", str, name)
     config, grid = (_get(content, key, dict, {}) for key in ("config", "grid"))
     for key, table in (("config", config), ("grid", grid)):
@@ -244,7 +245,7 @@ def _read_entry(content: Any, defaults: Settings, quick: Settings) -> Entry:
     for key, changes in [("config", {}), *(("grid", {setting: v}) for setting, values in grid.items() for v in values)]:
         try:
             check_settings({} if ":" in name else config | changes)
-            _one_of("`score` to be", config.get("score", "default"), SCORES)
+            check_name("`score` to be", config.get("score", "default"), SCORES)
             method.settings(config | changes)
         except ConfigError as error:
             raise ConfigError(f"`{key}` of {name!r}: {error}") from error
@@ -260,7 +261,7 @@ def _add_source(entry: Entry, content: Settings, entries: Sequence[Entry], *laye
     source, givers = content.get("from", BASE), [e for e in entries if METHODS[e.name].gives_models]
     named = next((e for e in givers if source in (e.label, e.name)), None)
     names = {name for name, method in METHODS.items() if method.gives_models} | {e.label for e in givers}
-    _one_of(f"`from` of {entry.label!r} to be", source, names)
+    check_name(f"`from` of {entry.label!r} to be", source, names)
     if named and not set(named.grid) <= METHODS[named.name].stacks:
         words = f"`from` of {entry.label!r} to name nets without a `grid`"
         raise ConfigError(f"Expected {words}, but {named.label!r} has one.")
@@ -294,15 +295,9 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _one_of(what: str, value: Any, valid: Collection[str]) -> str:
-    if not isinstance(value, str) or value not in valid:
-        raise ConfigError(f"Expected {what} {nearest(str(value), valid)}, but got {value!r}.")
-    return value
-
-
 def _check_keys(content: Iterable[str], valid: Collection[str], place: str) -> None:
     for key in content:
-        _one_of(f"a key of {place} to be", key, valid)
+        check_name(f"a key of {place} to be", key, valid)
 
 
 def _get(content: Settings, key: str, kind: type, default: Any = None) -> Any:

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from offmap_bench.paths import RECORDS
 from offmap_bench.runner.methods import SIZE
-from offmap_bench.runner.plan import METHODS, Cell, Plan, cells, read_packaged
-from offmap_bench.runner.store import Record, Records
+from offmap_bench.runner.plan import METHODS, Cell, Plan, cells, read_packaged, read_plan
+from offmap_bench.runner.store import Record, Records, read_records
 from offmap_bench.tasks.images import SETTINGS
 
 Values = dict[str, dict[tuple[str, int], float]]
@@ -44,8 +46,16 @@ DETECTION = (("AUROC", "auroc", "percent"), ("FPR@95", "fpr95", "percent"), ("fl
 
 @dataclass(frozen=True)
 class Results:
+    """A plan and its records."""
+
     plan: Plan
     records: Records
+
+    @staticmethod
+    def read(name: str, path: Path = RECORDS, *, quick: bool = False) -> Results:
+        """Read a plan, and its records from a file of its own, or from the folder of all."""
+        plan = read_plan(name, quick=quick)
+        return Results(plan, read_records(path if path.suffix == ".jsonl" else path / f"{plan.name}.jsonl"))
 
     @cached_property
     def cells(self) -> list[Cell]:

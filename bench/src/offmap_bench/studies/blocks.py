@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from offmap_bench.paths import DOCS, RECORDS, RESULTS, ROOT
-from offmap_bench.runner.plan import read_plan
 from offmap_bench.runner.shift_table import summarize_shifts
-from offmap_bench.runner.store import read_records
 from offmap_bench.runner.table import Results, methods_markdown
 from offmap_bench.studies.study import TEMPLATES, markdown
 
@@ -75,7 +73,7 @@ def render(name: str) -> str:
 
 @cache
 def read_shifts() -> Results:
-    return Results(read_plan("shifts"), read_records(RECORDS / "shifts.jsonl"))
+    return Results.read("shifts")
 
 
 def cell(page: str, heading: str, row: str, column: str, first: str = "", spread: str = "") -> str:

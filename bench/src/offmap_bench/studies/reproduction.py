@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from offmap_bench.paths import RECORDS
 from offmap_bench.runner.compare import FAR, Entry, Printed, compare_table, sheet
 from offmap_bench.runner.methods import SIZE, candidates
-from offmap_bench.runner.plan import METHODS, Cell, read_plan
-from offmap_bench.runner.store import read_records
+from offmap_bench.runner.plan import METHODS, Cell
 from offmap_bench.runner.table import NOTHING, SHOW, Results, spread
 from offmap_bench.studies.study import Runs, Study, markdown
 
@@ -28,10 +26,6 @@ CAUSES = {
 
 Answers = dict[str, dict[str, Entry]]
 """{printed name of a method: {column: what we have}}."""
-
-
-def read(plan: str) -> Results:
-    return Results(read_plan(plan), read_records(RECORDS / f"{plan}.jsonl"))
 
 
 def answer(printed: Printed, several: Sequence[Results]) -> Answers:
@@ -91,15 +85,15 @@ def count_hours(results: Results) -> float:
 def tabulate_left() -> str:
     rows: list[list[str]] = []
     for name, what in LEFT.items():
-        results = read(name)
+        results = Results.read(name)
         hours = "" if name in ("citycam", "openood") else f"{count_hours(results):.0f}"
         rows.append([f"`{name}`", what, f"{len(results.ok)} of {len(results.cells)}", hours])
     return markdown(["plan", "answers", "cells run", "hours left"], rows)
 
 
 def fields(_: Runs) -> dict[str, str]:
-    tables, long, short = sheet("uci").tables, [read(plan) for plan in LONG], [read(plan) for plan in SHORT]
-    causes, names = read("uci-bnn-causes").values("extrapolation", "auroc"), [name for name, _ in tables[0].methods]
+    tables, long, short = sheet("uci").tables, [Results.read(plan) for plan in LONG], [Results.read(plan) for plan in SHORT]
+    causes, names = Results.read("uci-bnn-causes").values("extrapolation", "auroc"), [name for name, _ in tables[0].methods]
     numbers: dict[str, str] = {}
     for number in tables[0].numbers[1:]:
         key, task = number.title, (number.tasks, 0)
@@ -108,7 +102,7 @@ def fields(_: Runs) -> dict[str, str]:
             numbers[f"{word}_{key}"] = SHOW["percent"](causes[label][task]) if task in causes[label] else NOTHING
     parts = {"means": tabulate_means(tables, long, short), "gaps": tabulate_gaps(tables, long, short), "left": tabulate_left()}
     in_distribution = sheet("uci-id").tables[0]
-    found = answer(in_distribution, [read("uci-id")])["DE"]
+    found = answer(in_distribution, [Results.read("uci-id")])["DE"]
     entries = [f"{number.title} {found.get(number.title, NOTHING)}" for number in in_distribution.numbers[:3]]
     return parts | numbers | {"table_3": ", ".join(entries)}
 

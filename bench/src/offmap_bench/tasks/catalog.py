@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 
-from offmap.errors import ConfigError, nearest
 from offmap_bench.tasks.citycam import SHIFTS, citycam
 from offmap_bench.tasks.images import FEW, MEDIUM, SETTINGS, images, open_set, rename_task, thin_out
 from offmap_bench.tasks.pretrained import WEIGHTS
 from offmap_bench.tasks.shifts import SHIFT_TASKS
 from offmap_bench.tasks.synthetic import digits, moons, regression
 from offmap_bench.tasks.tabular import PREFIX, parse_name
-from offmap_bench.tasks.task import Task
+from offmap_bench.tasks.task import Task, check_name
 from offmap_bench.tasks.uci import MODES, SETS, uci
 
 IMAGE_TASKS: dict[str, Callable[[int], Task]] = {
@@ -52,9 +51,7 @@ def task(name: str, seed: int = 0) -> Task:
     """The task of that name, or of a file of your own ("file:cars.csv#target=price"); `seed` splits its data."""
     if name.startswith(PREFIX):
         return parse_name(name).task(seed)
-    if name not in TASKS:
-        raise ConfigError(f"Expected the name of a task to be {nearest(name, TASKS)}, but got {name!r}.")
-    return TASKS[name](seed)
+    return TASKS[check_name("the name of a task to be", name, TASKS)](seed)
 
 
 def expand(patterns: Sequence[str]) -> list[str]:
@@ -70,7 +67,5 @@ def expand(patterns: Sequence[str]) -> list[str]:
         if pattern.startswith(PREFIX):
             parse_name(pattern)
         matching = [pattern] if pattern.startswith(PREFIX) else [name for name in TASKS if fnmatchcase(name, pattern)]
-        if not matching:
-            raise ConfigError(f"Expected a task or a pattern of tasks to be {nearest(pattern, TASKS)}, but got {pattern!r}.")
-        tasks += matching
+        tasks += matching or [check_name("a task or a pattern of tasks to be", pattern, TASKS)]
     return list(dict.fromkeys(tasks))

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from offmap.atomic import cache_folder
-from offmap.errors import ConfigError, DataError, nearest
+from offmap.errors import DataError
 from offmap.progress import bar
 from offmap_bench.tasks.download import data_folder
 from offmap_bench.tasks.features import Extractor, standard
 from offmap_bench.tasks.pretrained import resnet50
-from offmap_bench.tasks.task import Pair, Task, moments, split, tensor
+from offmap_bench.tasks.task import Pair, Task, check_name, moments, split, tensor
 
 logger = logging.getLogger("offmap")
 
@@ -155,8 +155,7 @@ class Found:
 
 def find_frames(shift: str, seed: int = 0, folder: str | Path | None = None) -> Found:
     """Read the annotations of a shift; arguments are those of `load`."""
-    if shift not in SHIFTS:
-        raise ConfigError(f"Expected the name of a shift of CityCam to be {nearest(shift, SHIFTS)}, but got {shift!r}.")
+    check_name("the name of a shift of CityCam to be", shift, SHIFTS)
     root = data_folder() / "citycam" if folder is None else Path(folder)
     cameras, rule = SHIFTS[shift](seed)
     sequences, damaged = find_runs(root, cameras), list[str]()

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offmap.data.tables.images import resize_images
-from offmap.errors import ConfigError, DataError, nearest
+from offmap.errors import DataError
 from offmap_bench.tasks.features import open_image
 from offmap_bench.tasks.tabular import check_size
-from offmap_bench.tasks.task import Pair, Task, data_root
+from offmap_bench.tasks.task import Pair, Task, check_name, data_root
 
 _TABLES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("images.toml").read_text(encoding="utf-8"))
 SOURCES, OPENOOD = _TABLES["sources"], _TABLES["openood"]
@@ -112,9 +112,7 @@ def rename_task(make_task: Callable[[int], Task], name: str, seed: int = 0) -> T
 
 def setting_of(name: str) -> Setting:
     """The setting of that name, whose `near` and `far` say which OOD images are which."""
-    if name not in SETTINGS:
-        raise ConfigError(f"Expected the name of an image task to be {nearest(name, SETTINGS)}, but got {name!r}.")
-    return SETTINGS[name]
+    return SETTINGS[check_name("the name of an image task to be", name, SETTINGS)]
 
 
 # ------------------------------------------------------------------------------------------------ files

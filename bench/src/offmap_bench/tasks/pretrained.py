@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offmap.errors import ConfigError, DataError, FileError, nearest
+from offmap.errors import DataError, FileError
 from offmap_bench.nets.resnet import ResNet50
 from offmap_bench.tasks.download import data_folder, fetch
-from offmap_bench.tasks.task import data_root
+from offmap_bench.tasks.task import check_name, data_root
 
 WEIGHTS = {f"cifar10_resnet{depth}": depth for depth in (20, 32, 56)}
 """Files of given nets, and the depth of the `nets.resnet.cifar_resnet` that they fit."""
@@ -22,8 +22,8 @@ def weights(name: str, folder: str | Path | None = None) -> dict[str, Tensor]:
 
     They go into a net with `load_state_dict`, for example `cifar_resnet(20)` for "cifar10_resnet20".
     """
-    if folder is None and name not in WEIGHTS:
-        raise ConfigError(f"Expected the name of trained weights to be {nearest(name, WEIGHTS)}, but got {name!r}.")
+    if folder is None:
+        check_name("the name of trained weights to be", name, WEIGHTS)
     path = (Path(folder) if folder is not None else data_root("weights/<name>.pt") / "weights") / f"{name}.pt"
     if not path.exists():
         raise FileError(f"Expected trained weights at {path}, but there is no such file. Put it there, or pass `folder=`.")

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from offmap import checks
 from offmap.data.tables.schema import Column, parse_column
 from offmap.data.tables.table import open_table
-from offmap.errors import ConfigError, DataError, nearest
-from offmap_bench.tasks.task import Array, Index, Task, moments, pair, split, tensor
+from offmap.errors import ConfigError, DataError
+from offmap_bench.tasks.task import Array, Index, Task, check_name, moments, pair, split, tensor
 
 MODES = ("extrapolation", "interpolation")
 PREFIX = "file:"
@@ -108,8 +108,7 @@ class Own:
         for option, names in (("target", [self.target]), ("held", self.held or ()), ("drop", self.drop), ("words", self.words)):
             for name in names:
                 if name not in columns and not (option in ("drop", "words") and name in arrays):
-                    valid = nearest(name, columns)
-                    raise ConfigError(f"Expected `{option}` to name a column of {self.path}, {valid}, but got {name!r}.")
+                    check_name(f"`{option}` to name a column of {self.path},", name, columns)
         target = columns[self.target]
         present = ~gaps(target)
         if not present.all() and self.missing == "refuse":
@@ -204,8 +203,7 @@ def parse_name(name: str) -> Own:
     path, mark, text = name.removeprefix(PREFIX).rpartition("#")
     options = {key: value for key, _, value in (part.partition("=") for part in (text.split("&") if mark else []))}
     for key in options:
-        if key not in WORDS:
-            raise ConfigError(f"Expected an option of {name!r} to be {nearest(key, WORDS)}, but got {key!r}.")
+        check_name(f"an option of {name!r} to be", key, WORDS)
     if "target" not in options:
         raise ConfigError(f"Expected a table to be named like 'file:cars.csv#target=price', but got {name!r}.")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offmap._types import Inputs
-from offmap.errors import DataError
+from offmap.errors import ConfigError, DataError, nearest
 
 Pair: TypeAlias = tuple[Inputs, Tensor]
 """Inputs, a tensor or a dict of tensors, and targets."""
@@ -81,6 +81,13 @@ def split(rows: Index, seed: int, shares: tuple[float, float] = (0.1, 0.05)) -> 
     test = math.ceil(shares[0] * len(mixed))
     valid = math.ceil(shares[1] * (len(mixed) - test))
     return mixed[test + valid :], mixed[test : test + valid], mixed[:test]
+
+
+def check_name(what: str, value: object, valid: Collection[str]) -> str:
+    """Return a name if it is valid, else raise with the nearest that is."""
+    if not isinstance(value, str) or value not in valid:
+        raise ConfigError(f"Expected {what} {nearest(str(value), valid)}, but got {value!r}.")
+    return value
 
 
 def table_task(

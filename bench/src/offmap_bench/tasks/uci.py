@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from offmap.atomic import write_whole
-from offmap.errors import ConfigError, DataError, nearest
+from offmap.errors import DataError
 from offmap_bench.tasks.download import data_folder, fetch, offline
 from offmap_bench.tasks.tabular import MODES, halves, read_gzip
-from offmap_bench.tasks.task import Array, Task, data_root, split, table_task
+from offmap_bench.tasks.task import Array, Task, check_name, data_root, split, table_task
 
 logger = logging.getLogger("offmap")
 
@@ -34,9 +34,8 @@ def uci(name: str, mode: str, seed: int = 0, folder: str | Path | None = None) -
     units. `folder` holds `<name>.csv.gz`, the target last; by default it is `uci` below the folder that OFFMAP_DATA names, and
     four of the sets are downloaded there when they are missing.
     """
-    for kind, word, valid in (("name", name, SETS), ("mode", mode, MODES)):
-        if word not in valid:
-            raise ConfigError(f"Expected the {kind} of a UCI task to be {nearest(word, valid)}, but got {word!r}.")
+    check_name("the name of a UCI task to be", name, SETS)
+    check_name("the mode of a UCI task to be", mode, MODES)
     values = read(name, folder)
     return cut(f"uci/{name}/{mode}", values[:, :-1], values[:, -1], mode, seed)
 
