@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Column, Table
 
 from offmap.cli.options import Json, print_result
+from offmap.progress import bar
 
 
 def demo(
@@ -27,33 +26,17 @@ def demo(
     """
     from offmap_bench.demo import run, story
 
-    console, screen = Console(), Console(stderr=True)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[doing]}"),
-    )
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        stages = len(run.METHODS) + 2
-        bars = {plan.title: progress.add_task(plan.title, total=stages, doing="waiting") for plan in run.PLANS}
+    workers, done = jobs or (1 if quick else min(2, cores)), count(1)
+    with bar("Demo", len(run.PLANS) * (len(run.METHODS) + 2), show=None) as advance:
 
         def report(title: str, doing: str) -> None:
-            progress.update(bars[title], advance=1, doing=doing)
+            advance(next(done), f"{title}: {doing}")
 
-        workers = jobs or (1 if quick else min(2, cores))
         page, results = story.demo(out, seed=seed, fast=quick, workers=workers, report=report)
     tables = {result.plan.title: story.tabulate(result) for result in results}
-    for title, table in {} if as_json else tables.items():
-        names, *numbers = table.columns
-        columns = [Column(names, no_wrap=True), *(Column(name, justify="right") for name in numbers)]
-        shown = Table(*columns, title=title, title_justify="left", title_style="bold")
-        for row in table.rows:
-            shown.add_row(*(str(row.get(column, "")) for column in table.columns))
-        console.print(shown)
     if not as_json:
-        console.print("FPR@95: OOD inputs that pass while 95 % of in-distribution ones pass.\n+: seconds beside training.")
+        typer.echo("\n".join(f"{title}\n{table}\n" for title, table in tables.items()))
+        typer.echo("FPR@95: OOD inputs that pass while 95 % of in-distribution ones pass.\n+: seconds beside training.")
     record = {"page": page, "tables": {title: [dict(row) for row in table.rows] for title, table in tables.items()}}
     print_result(as_json, record, f"The page is at {page}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ import offmap
 from offmap.metrics import auroc
 from offmap.random import sample
 from offmap_bench.runner.base_models import models
+from offmap_bench.runner.images import time_work
 from offmap_bench.runner.table import percent
 from offmap_bench.speed.measure import race
 from offmap_bench.studies.study import Runs, Study, markdown
@@ -29,9 +29,8 @@ def measure(name: str, seed: int) -> dict[str, float]:
     net, ood = models(data, seed)[0], next(iter(data.ood.values()))
     sets = [x[sample(len(x), min(len(x), ROWS), "one pass", name)] for x in (data.test[0], ood)]
     guard = offmap.fit(net, data.train, data.valid, seed=seed, progress=False)
-    start = time.process_time()
-    head = offmap.distill(guard, data.train, data.valid, seed=seed)
-    values = {"seconds to teach": time.process_time() - start}
+    head, seconds = time_work(lambda: offmap.distill(guard, data.train, data.valid, seed=seed))
+    values = {"seconds to teach": seconds}
     scorers = {"guard": guard.score, "one pass": head.score}
     values |= {f"auroc {what}": float(auroc(*(score(x) for x in sets))) for what, score in scorers.items()}
     x = torch.cat(sets)

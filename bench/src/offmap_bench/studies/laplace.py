@@ -7,7 +7,6 @@ they bring no other torch.
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ import offmap
 from offmap.evaluation import measure_separation
 from offmap.random import sample
 from offmap_bench.runner.base_models import models
+from offmap_bench.runner.images import time_work
 from offmap_bench.runner.table import percent
 from offmap_bench.speed.subjects import mean_head
 from offmap_bench.studies.study import Runs, Study, format_signed, markdown, mean_over
@@ -57,13 +57,10 @@ def measure(name: str) -> dict[str, dict[str, float]]:
     }
     results: dict[str, dict[str, float]] = {}
     for title, fit in contestants.items():
-        start = time.process_time()
-        score, entropy = fit()
-        middle = time.process_time()
-        scores = [score(x) for x in sets]
-        thousand = 1000 * (time.process_time() - middle) / sum(map(len, sets))
+        (score, entropy), seconds = time_work(fit)
+        scores, spent = time_work(lambda score=score: [score(x) for x in sets])
         detection = {name: measure_separation(*scores)[name] for name in ("auroc", "fpr95")}
-        results[title] = {**detection, "entropy": entropy, "fit": middle - start, "score": thousand}
+        results[title] = {**detection, "entropy": entropy, "fit": seconds, "score": 1000 * spent / sum(map(len, sets))}
     return results
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from offmap.guard import Guard
 from offmap.metrics import auroc
 from offmap.scores.score import EpistemicScore
 from offmap_bench.runner.base_models import models
+from offmap_bench.runner.images import time_work
 from offmap_bench.runner.table import percent
 from offmap_bench.studies.study import Runs, Study, markdown, mean_over
 from offmap_bench.tasks.catalog import task
@@ -38,9 +38,7 @@ def measure(name: str) -> dict[str, Any]:
     sets = [x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:ROWS]] for x in (data.test[0], ood)]
     results: dict[str, Any] = {}
     for label, options in VARIANTS.items():
-        before = time.process_time()
-        guard = offmap.fit(net, data.train, data.valid, progress=False, **options)
-        seconds = time.process_time() - before
+        guard, seconds = time_work(lambda o=options: offmap.fit(net, data.train, data.valid, progress=False, **o))
         results[label] = detection(guard, sets) | prediction_errors(guard, data) | {"seconds": round(seconds, 2)}
         if label == BASE:
             results["draws"] = {str(n): detection(replace(guard, draws=n), sets) for n in DRAWS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import fmean, median, mode
@@ -16,6 +15,7 @@ from offmap.metrics import auroc
 from offmap.posterior.parameterization import Flow, LowRank, Subspace
 from offmap.random import sample
 from offmap_bench.runner.base_models import Recipe, models
+from offmap_bench.runner.images import time_work
 from offmap_bench.runner.table import percent
 from offmap_bench.studies.study import Runs, Study, format_signed, markdown, mean_over
 from offmap_bench.tasks.catalog import task as named
@@ -59,9 +59,9 @@ def measure(name: str, seed: int) -> dict[str, dict[str, float]]:
     for title, options in LAWS.items():
         settings: dict[str, Any] = {**options, **(SYNTHETIC if synthetic else {}), "noise": "normal", "seed": seed}
         settings["entropy_weight"] = WEIGHTS
-        start = time.process_time()
-        guard = offmap.fit(net, task.train, task.valid, score="paper", progress=False, **settings)
-        seconds, (q, history) = time.process_time() - start, (guard.predictive.q, guard.history)  # pyright: ignore
+        fit = partial(offmap.fit, net, task.train, task.valid, score="paper", progress=False, **settings)
+        guard, seconds = time_work(fit)
+        q, history = guard.predictive.q, guard.history  # pyright: ignore
         results[title] = {
             "d": q.dimension, "entropy": float(q.entropy()), "width": history.final_entropy[0],
             "beyond": q.dimension / 2 * history.final_entropy[0] - sum(float(s.log().sum()) for s in q.scale().values()),

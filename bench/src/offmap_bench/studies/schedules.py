@@ -6,7 +6,6 @@ Some tasks need the two tables of OFFMAP_DATA. Nets, rows and noise are the same
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +26,7 @@ from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import History, Stochastic
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import SILENT, Recipe, models, prepare
+from offmap_bench.runner.images import time_work
 from offmap_bench.runner.table import percent
 from offmap_bench.studies.cuts import TASKS
 from offmap_bench.studies.study import Runs, Study, format_signed, markdown
@@ -204,10 +204,9 @@ def measure(name: str, seed: int, way: str) -> dict[str, float]:
     trained = models(data, seed, RECIPE)
     nets = choose(stack_models(trained), data.train[0], config.params, first_tensor)
     train, valid, likelihood = prepare(trained, data, RECIPE.batch_size)
-    begin = time.process_time()
-    task = solve.prepare(nets, train, valid, likelihood=likelihood, config=config, seed=seed, runtime=SILENT)
-    fitted, steps = WAYS[way].fit(nets, task, config)
-    seconds = time.process_time() - begin
+    options: dict[str, Any] = {"likelihood": likelihood, "config": config, "seed": seed, "runtime": SILENT}
+    task, preparing = time_work(lambda: solve.prepare(nets, train, valid, **options))
+    (fitted, steps), fitting = time_work(lambda: WAYS[way].fit(nets, task, config))
     with torch.no_grad():
         risk, base = task.validation.evaluate(fitted.q).risk, task.validation.base_risk(fitted.q)
         outputs = [fitted.outputs(x, DRAWS, clip=None, seed=seed) for x in (data.test[0], *data.ood.values())]
@@ -217,7 +216,7 @@ def measure(name: str, seed: int, way: str) -> dict[str, float]:
         result[f"{label} ×3"] = float(auroc(*(score(o) for o in outputs)))
         members = zip(*(o.unflatten(0, (task.q.members, -1)) for o in outputs), strict=True)
         result[f"{label} ×1"] = fmean(float(auroc(*(score(o) for o in each))) for each in members)
-    return {key: round(value, 4) for key, value in result.items()} | {"seconds": round(seconds, 2), "steps": steps}
+    return {key: round(value, 4) for key, value in result.items()} | {"seconds": round(preparing + fitting, 2), "steps": steps}
 
 
 FEW = tuple(way for way in WAYS if "paper" not in way)
