@@ -316,48 +316,41 @@ def kind_of(task: str, name: str) -> str:
     return OPEN if "open" in parts else NEAR if name in SETTINGS[parts[1]].near else FAR
 
 
-@dataclass(frozen=True)
-class Board:
-    results: Results
+def aurocs_of(results: Results, label: str, task: str) -> dict[str, list[float]]:
+    """Return the AUROC of every set, one number for each seed."""
+    records = results.records_of[label, task]
+    return {name: [float(record.metrics[name]["auroc"]) for record in records] for name in ood_sets(records[0])}
 
-    @property
-    def records(self) -> dict[tuple[str, str], list[Record]]:
-        return self.results.records_of
 
-    @property
-    def labels(self) -> list[str]:
-        return self.results.plan.labels
+def average(results: Results, kind: str, tasks: Sequence[str]) -> dict[str, float]:
+    """Return the mean over the tasks that have such sets, of the methods that ran on all of them."""
+    means: dict[tuple[str, str], float] = {}
+    for label, task in (key for key in results.records_of if key[1] in tasks):
+        sets = [values for name, values in aurocs_of(results, label, task).items() if kind_of(task, name) == kind]
+        if sets:
+            means[label, task] = fmean(fmean(values) for values in zip(*sets, strict=True))
+    having = [task for task in tasks if any(t == task for _, t in means)]
+    labels = [label for label in results.plan.labels if having and all((label, task) in means for task in having)]
+    return {label: fmean(means[label, task] for task in having) for label in labels}
 
-    def aurocs(self, label: str, task: str) -> dict[str, list[float]]:
-        """Return the AUROC of every set, one number for each seed."""
-        records = self.records[label, task]
-        return {name: [float(record.metrics[name]["auroc"]) for record in records] for name in ood_sets(records[0])}
 
-    def averages(self, kind: str, tasks: Sequence[str]) -> dict[str, float]:
-        """Return the mean over the tasks that have such sets, of the methods that ran on all of them."""
-        means: dict[tuple[str, str], float] = {}
-        for label, task in (key for key in self.records if key[1] in tasks):
-            sets = [values for name, values in self.aurocs(label, task).items() if kind_of(task, name) == kind]
-            if sets:
-                means[label, task] = fmean(fmean(values) for values in zip(*sets, strict=True))
-        having = [task for task in tasks if any(t == task for _, t in means)]
-        labels = [label for label in self.labels if having and all((label, task) in means for task in having)]
-        return {label: fmean(means[label, task] for task in having) for label in labels}
+def mark_of(results: Results, label: str, tasks: Sequence[str]) -> str:
+    """Return a star where some seeds of a task are missing."""
+    ran = [task for task in tasks if (label, task) in results.records_of]
+    planned = sum(cell.label == label and cell.task in ran for cell in results.cells)
+    return FEWER * (sum(len(results.records_of[label, task]) for task in ran) < planned)
 
-    def mark(self, label: str, tasks: Sequence[str]) -> str:
-        ran = [task for task in tasks if (label, task) in self.records]
-        planned = sum(cell.label == label and cell.task in ran for cell in self.results.cells)
-        return FEWER * (sum(len(self.records[label, task]) for task in ran) < planned)
 
-    def costs(self, label: str, tasks: Sequence[str]) -> list[str]:
-        records = [record for task in tasks for record in self.records.get((label, task), ())]
-        right = [float(r.metrics["test"]["accuracy"]) for r in records if "accuracy" in r.metrics["test"]]
-        spent = [[r.seconds[key] for r in records if key in r.seconds] for key in ("fit", "thousand")]
-        return [percent(fmean(right) if right else None), *(format_seconds(fmean(s) if s else math.nan) for s in spent)]
+def costs_of(results: Results, label: str, tasks: Sequence[str]) -> list[str]:
+    """Return accuracy, seconds of a fit, and seconds for a thousand rows."""
+    records = [record for task in tasks for record in results.records_of.get((label, task), ())]
+    right = [float(r.metrics["test"]["accuracy"]) for r in records if "accuracy" in r.metrics["test"]]
+    spent = [[r.seconds[key] for r in records if key in r.seconds] for key in ("fit", "thousand")]
+    return [percent(fmean(right) if right else None), *(format_seconds(fmean(s) if s else math.nan) for s in spent)]
 
 
 def ranks_markdown(results: Results) -> str:
-    plan, board = results.plan, Board(results)
+    plan = results.plan
     groups: dict[tuple[str, bool], list[str]] = {}
     for task in plan.tasks:
         groups.setdefault((task.split("/")[1], "open" in task.split("/")), []).append(task)
@@ -366,36 +359,36 @@ def ranks_markdown(results: Results) -> str:
         f"{len(plan.tasks)} tasks, {len(plan.labels)} methods. AUROC of OOD images against test images and accuracy are in "
         f"per cent, means over seeds; ranks are among the methods of a table, in parentheses."
     )
-    sections = [section(board, "All tasks", plan.tasks, (NEAR, FAR, OPEN), costs=False)] if len(groups) > 1 else []
+    sections = [section(results, "All tasks", plan.tasks, (NEAR, FAR, OPEN), costs=False)] if len(groups) > 1 else []
     for (family, is_open), tasks in groups.items():
         title = f"{family}, {'open sets' if is_open else 'near and far'}"
-        sections.append(section(board, title, tasks, (OPEN,) if is_open else (NEAR, FAR)))
-    sections += [each_set(board, task) for task in plan.tasks if any(t == task for _, t in board.records)]
+        sections.append(section(results, title, tasks, (OPEN,) if is_open else (NEAR, FAR)))
+    sections += [each_set(results, task) for task in plan.tasks if any(t == task for _, t in results.records_of)]
     return page(plan.title, lead, SCORE_LEGEND, plan.note, *list_missing(results), *sections)
 
 
-def section(board: Board, title: str, tasks: Sequence[str], kinds: Sequence[str], *, costs: bool = True) -> str:
+def section(results: Results, title: str, tasks: Sequence[str], kinds: Sequence[str], *, costs: bool = True) -> str:
     """Return methods by their mean over the kinds; those without one of the kinds come last."""
-    averages = {kind: means for kind in kinds if (means := board.averages(kind, tasks))}
+    averages = {kind: means for kind in kinds if (means := average(results, kind, tasks))}
     if not averages:
         return f"## {title}\n\nNo records yet."
-    complete = [label for label in board.labels if all(label in v for v in averages.values())]
+    complete = [label for label in results.plan.labels if all(label in v for v in averages.values())]
     mean = {label: fmean(values[label] for values in averages.values()) for label in complete}
-    others = [label for label in board.labels if label not in mean and any(label in v for v in averages.values())]
+    others = [label for label in results.plan.labels if label not in mean and any(label in v for v in averages.values())]
     rows: list[list[str]] = []
     for label in [*sorted(complete, key=lambda label: -mean[label]), *others]:
-        name = (f"**{label}**" if label == board.labels[0] else label) + board.mark(label, tasks)
-        row = [name, board.results.plan.scores[label]]
+        name = (f"**{label}**" if label == results.plan.labels[0] else label) + mark_of(results, label, tasks)
+        row = [name, results.plan.scores[label]]
         for values in averages.values():
             rank = 1 + sum(value > values.get(label, 0.0) for value in values.values())  # equal numbers share the better one
             row.append(f"{percent(values[label])} ({rank})" if label in values else NOTHING)
         if len(averages) > 1:
             row.append(percent(mean.get(label)))
-        rows.append(row + (board.costs(label, tasks) if costs else []))
+        rows.append(row + (costs_of(results, label, tasks) if costs else []))
     head = ["method", "score", *averages, *["mean"][: len(averages) - 1]]
     head += ["accuracy", "s to fit", "s for 1,000 images"] if costs else []
     stars = [f"{FEWER} not all seeds."] if any(row[0].endswith(FEWER) for row in rows) else []
-    return "\n\n".join([f"## {title}", table(head, rows), *verdict(board.results.plan, mean), *stars])
+    return TableSection(title, head, rows, notes=[*verdict(results.plan, mean), *stars]).markdown()
 
 
 def verdict(plan: Plan, mean: dict[str, float]) -> list[str]:
@@ -411,15 +404,15 @@ def verdict(plan: Plan, mean: dict[str, float]) -> list[str]:
     return [f"Mean of {ours}: {'; '.join(parts)}."] if parts else []
 
 
-def each_set(board: Board, task: str) -> str:
+def each_set(results: Results, task: str) -> str:
     """Return the AUROC of every method on every OOD set of a task, with the standard deviation over seeds."""
-    numbers = {label: board.aurocs(label, task) for label in board.labels if (label, task) in board.records}
+    numbers = {label: aurocs_of(results, label, task) for label in results.plan.labels if (label, task) in results.records_of}
     sets = list(next(iter(numbers.values())))
     mean = {label: fmean(fmean(values) for values in by_set.values()) for label, by_set in numbers.items()}
     head = ["method", "score", *(name if kind_of(task, name) == OPEN else f"{name} ({kind_of(task, name)})" for name in sets)]
     rows: list[list[str]] = []
     for label in sorted(numbers, key=lambda label: -mean[label]):
-        name_of = label + board.mark(label, [task])
-        cells = [name_of, board.results.plan.scores[label], *(spread(numbers[label][name], percent) for name in sets)]
+        name_of = label + mark_of(results, label, [task])
+        cells = [name_of, results.plan.scores[label], *(spread(numbers[label][name], percent) for name in sets)]
         rows.append([*cells, *[percent(mean[label])][: len(sets) - 1]])
-    return "\n\n".join([f"## {task}", table([*head, *["mean"][: len(sets) - 1]], rows), *verdict(board.results.plan, mean)])
+    return TableSection(task, [*head, *["mean"][: len(sets) - 1]], rows, notes=verdict(results.plan, mean)).markdown()
