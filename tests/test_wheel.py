@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MOST_LINES = (13_500, 23_300)
+MOST_LINES = (13_500, 22_000)
 """Lines of code of the library, and of both packages: a change that adds to them says why."""
 
 SMOKE = """

@@ -35,7 +35,7 @@ def test_run_jobs_raises_when_a_worker_dies():
 
 def test_pool_checks_engine_and_address():
     with pytest.raises(
-        ConfigError, match=r"Expected the engine to be one of \['local', 'ray'\] .did you mean 'ray'.., but got 'rai'"
+        ConfigError, match=r"Expected `engine` to be one of \['local', 'ray'\] .did you mean 'ray'.., but got 'rai'"
     ):
         Pool("rai")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="Expected an address only with the engine 'ray', but got 'x:1' with 'local'"):

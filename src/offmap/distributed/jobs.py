@@ -13,7 +13,8 @@ from multiprocessing.connection import wait
 from threading import Thread
 from typing import Any, Literal
 
-from offmap.errors import ConfigError, OffmapError, nearest
+from offmap.checks import one_of
+from offmap.errors import ConfigError, OffmapError
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of a module and its arguments. It is called with what all jobs share, its arguments, and `report`, a function of
@@ -35,9 +36,7 @@ class Pool:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        engines = ("local", "ray")
-        if self.engine not in engines:
-            raise ConfigError(f"Expected the engine to be {nearest(self.engine, engines)}, but got {self.engine!r}.")
+        one_of("engine", self.engine, ("local", "ray"))
         if self.address is not None and self.engine != "ray":
             raise ConfigError(f"Expected an address only with the engine 'ray', but got {self.address!r} with {self.engine!r}.")
 

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -113,24 +112,21 @@ def train_mlps(
 
     monitor = BestValidation(weights, validation_nll, every=max(1, min(100, steps // 10)))
     optimizer = adam(weights.values(), lr=lr, epsilon=1e-7)
+    start, started, status = time.monotonic(), list[Advance](), Status()
     with ExitStack() as shown:
-        tell = partial(show_later, shown, list[Advance](), time.monotonic(), steps, progress)
-        reason = minimize(loss, optimizer, rows, steps=steps, monitors=[monitor, tell], seed=seed)
+
+        def show_later(step: int, loss: Tensor) -> bool:
+            """Show the progress once two seconds have passed; a monitor that never stops the training."""
+            if not started and progress is not False and time.monotonic() - start > QUIET_SECONDS:
+                shown.enter_context(print_status(status))
+                started.append(shown.enter_context(bar("Training nets", steps, show=progress, status=status)))
+            for advance in started:
+                advance(step + 1)
+            return False
+
+        reason = minimize(loss, optimizer, rows, steps=steps, monitors=[monitor, show_later], seed=seed)
     if reason == "diverged":
         logger.warning("Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`.")
     monitor.restore()
     trained = Sampled(model, {name: w.detach() for name, w in weights.items()})
     return [nn.Sequential(scaling, *net.children()) for net in trained.nets()]
-
-
-def show_later(
-    shown: ExitStack, started: list[Advance], start: float, steps: int, progress: bool | None, step: int, loss: Tensor
-) -> bool:
-    """Show the progress once two seconds have passed; a monitor of `minimize`, which it never stops."""
-    if not started and progress is not False and time.monotonic() - start > QUIET_SECONDS:
-        status = Status()
-        shown.enter_context(print_status(status))
-        started.append(shown.enter_context(bar("Training nets", steps, show=progress, status=status)))
-    for advance in started:
-        advance(step + 1)
-    return False

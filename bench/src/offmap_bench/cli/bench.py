@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from offmap.cli.options import Address, EngineName, Jobs, Json, print_result, usage_errors
+from offmap.progress import bar
 
 bench = typer.Typer(no_args_is_help=True, help="Run and tabulate experiments that a plan describes.", rich_markup_mode=None)
 
@@ -51,20 +51,15 @@ def bench_run(
 
     selected = read_plan(plan, quick=quick)
     wanted = cells(narrow_plan(selected, label=only, seeds=seeds, tasks=tasks))
-    path, screen = records or FOLDER / f"{selected.name}.jsonl", Console(stderr=True)
+    path, seen = records or FOLDER / f"{selected.name}.jsonl", Counter[str]()
     with usage_errors():
         pool = Pool(engine, jobs, address)
-    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}{task.fields[now]}")
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        counts = Counter(cell.label for cell in wanted)
-        bars = {label: progress.add_task(label, total=count, now="") for label, count in counts.items()}
-        failed = Counter[str]()
+    with bar("Cells", len(wanted), show=None) as advance:
 
         def report(event: Event) -> None:
-            label, begins = event.cell.label, event.kind == "begin"
-            failed[label] += event.kind == "failed"
-            now = f" on {event.cell.task}, seed {event.cell.seed}" * begins + f", {failed[label]} failed" * (failed[label] > 0)
-            progress.update(bars[label], advance=0 if begins else 1, now=now)
+            seen[event.kind] += 1
+            now = f"{event.cell.label} on {event.cell.task}, seed {event.cell.seed}"
+            advance(seen.total() - seen["begin"], now + f"; {seen['failed']} failed" * (seen["failed"] > 0))
 
         outcome = run(wanted, path, pool=pool, report=report, again=again)
     for why in outcome.damaged.values():

@@ -13,7 +13,7 @@ from offmap.metrics import auroc
 from offmap.random import sample
 from offmap_bench.runner.base_models import models
 from offmap_bench.runner.images import time_work
-from offmap_bench.runner.table import percent
+from offmap_bench.runner.table import format_seconds, percent
 from offmap_bench.speed.measure import race
 from offmap_bench.studies.study import Runs, Study, markdown
 from offmap_bench.tasks.catalog import expand, task
@@ -57,8 +57,7 @@ def table(runs: Runs) -> str:
         ratio = run["auroc one pass"] / run["auroc guard"]
         share = f"{percent(ratio)} %" if ratio >= TARGET else f"**{percent(ratio)} %**"
         values = [run[f"ms {what}"] for what in ("plain", "one pass", "guard")]
-        spent = [f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in values]
-        shown = [percent(run["auroc guard"]), percent(run["auroc one pass"]), share, *spent]
+        shown = [percent(run["auroc guard"]), percent(run["auroc one pass"]), share, *map(format_seconds, values)]
         rows.append([cell.partition(",")[0], *shown, f"{values[1] / values[0]:.1f}"])
     return markdown(["task", "guard", "head", "ratio", "network, ms", "head, ms", "guard, ms", "× network"], rows)
 

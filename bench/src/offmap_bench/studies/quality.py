@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from offmap_bench.demo.run import DIGITS, PLANS, Plan, run
+from offmap_bench.runner.table import SHOW, spread
 from offmap_bench.studies.study import Runs, Study, markdown
 from offmap_bench.tasks.synthetic import digits
 
@@ -38,9 +38,8 @@ def table(plan: Plan, runs: Runs) -> str:
 
     def cell(method: str, name: str) -> str:
         values = [numbers[method][name] for numbers in seeds if name in numbers[method]]
-        factor, places = (100, 1) if name.startswith(("auroc", "fpr95", "accuracy", "ece")) else (1, 3)
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        return f"{factor * statistics.mean(values):.{places}f} ± {factor * deviation:.{places}f}" if values else ""
+        shown = "percent" if name.startswith(("auroc", "fpr95", "accuracy", "ece")) else "plain"
+        return spread(values, SHOW[shown]) if values else ""
 
     return markdown(["method", *columns], [[method, *(cell(method, name) for name in columns)] for method in seeds[0]])
 
