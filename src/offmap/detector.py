@@ -229,7 +229,7 @@ class Detector(ABC):
         return {}
 
     def block_rows(self) -> int:
-        """How many rows `_features` may hold at once."""
+        """Return how many rows `_features` may hold at once."""
         return 4096
 
     @property
@@ -330,7 +330,12 @@ class Detector(ABC):
         return replace(self, calibration=calibration)
 
     def blocks(self, x: Any, rows: int | None = None) -> Iterator[Inputs]:
-        """Cut inputs, checked and on the right device, into blocks of at most `rows` (default: `block_rows()`)."""
+        """Cut inputs, checked and on the right device, into blocks of rows.
+
+        Args:
+            x: Inputs in any form, such as a tensor (B, ...) or a DataLoader.
+            rows: The most rows of a block; by default `block_rows()`.
+        """
         step, empty, loader = rows or self.block_rows(), True, isinstance(x, DataLoader)
         for source in iter_batches(x, "the inputs") if loader else [x]:
             inputs = drop_targets(source, self.target) if loader or is_mapping(source) else source

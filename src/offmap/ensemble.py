@@ -41,7 +41,7 @@ class GuardEnsemble(Detector):
         return f"{len(self.guards)} guards"
 
     def block_rows(self) -> int:
-        """As many as the most demanding guard takes."""
+        """Return how many rows the most demanding guard takes at once."""
         return min(guard.block_rows() for guard in self.guards)
 
     def _score(self, features: Inputs) -> Tensor:

@@ -46,7 +46,7 @@ class DrawSampler:
     seed: int
 
     def block_rows(self) -> int:
-        """So many rows that their stacked outputs stay within a fixed memory."""
+        """Return how many rows have stacked outputs that stay within a fixed memory."""
         model = self.predictive.model
         numbers = (model.output_numbers if model else 1) * self.predictive.members * self.draws
         return max(1, min(8192, OUTPUT_NUMBERS // numbers))
@@ -141,7 +141,7 @@ class Guard(Detector):
         return DrawSampler(self.predictive, self.likelihood, self.draws, self.seed)
 
     def block_rows(self) -> int:
-        """So many that their stacked outputs stay within a fixed memory."""
+        """Return how many rows have stacked outputs that stay within a fixed memory."""
         return self.sampler.block_rows()
 
     def _features(self, rows: Inputs) -> Features:

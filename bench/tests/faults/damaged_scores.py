@@ -55,10 +55,10 @@ def _guard() -> offmap.Guard:
 
 @cache
 def _finished() -> Path:
-    room = shared_folder()
-    fill(room / "data")
-    assert [each.rows for each in scored(room / "data", room / "out")] == [30, 30, 30]
-    return room
+    shared = shared_folder()
+    fill(shared / "data")
+    assert [each.rows for each in scored(shared / "data", shared / "out")] == [30, 30, 30]
+    return shared
 
 
 def scored(data: Path, out: Path) -> list[ScoreResult]:
@@ -67,22 +67,22 @@ def scored(data: Path, out: Path) -> list[ScoreResult]:
 
 
 def trial(seed: int, folder: Path) -> str:
-    rng, room, out = random.Random(seed), _finished(), folder / "out"
-    shutil.copytree(room / "out", out)
+    rng, shared, out = random.Random(seed), _finished(), folder / "out"
+    shutil.copytree(shared / "out", out)
     file, note = rng.choice(FILES), rng.random() < 0.5
     path = out / NOTES / f"{file}.json" if note else out / file
     before = {name: (out / name).stat().st_mtime_ns for name in FILES}
     what, content = damaged(path.read_bytes(), seed, rng)
     path.write_bytes(content)
     with captured_warnings() as said:
-        done = scored(room / "data", out)
-    assert [(each.rows, each.off_map) for each in done] == [(each.rows, each.off_map) for each in scored(room / "data", out)]
+        done = scored(shared / "data", out)
+    assert [(each.rows, each.off_map) for each in done] == [(each.rows, each.off_map) for each in scored(shared / "data", out)]
     for name in FILES:
-        np.testing.assert_array_equal(read(out / name), read(room / "out" / name))
+        np.testing.assert_array_equal(read(out / name), read(shared / "out" / name))
     kind = "note" if note else "scores"
     if not said:
         assert note
-        assert json.loads(content) == json.loads((room / "out" / NOTES / f"{file}.json").read_bytes())
+        assert json.loads(content) == json.loads((shared / "out" / NOTES / f"{file}.json").read_bytes())
         return f"{kind} {what}, nothing that counts"
     (sentence,) = said
     assert str(path) in sentence

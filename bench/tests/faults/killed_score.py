@@ -29,14 +29,14 @@ def work(folder: Path, data: str, guard: str) -> None:
 
 @cache
 def undisturbed() -> tuple[Ended, Path]:
-    room = shared_folder()
-    fill(room / "data", FILES, rows=300)
-    quick(regressor(), regression(60), regression(30, seed=1)).save(room / "guard.safetensors")
-    return zygote()(work, room, *_asked(room), warm=True).check(), room
+    shared = shared_folder()
+    fill(shared / "data", FILES, rows=300)
+    quick(regressor(), regression(60), regression(30, seed=1)).save(shared / "guard.safetensors")
+    return zygote()(work, shared, *_asked(shared), warm=True).check(), shared
 
 
-def _asked(room: Path) -> tuple[str, str]:
-    return str(room / "data"), str(room / "guard.safetensors")
+def _asked(shared: Path) -> tuple[str, str]:
+    return str(shared / "data"), str(shared / "guard.safetensors")
 
 
 def noted(folder: Path) -> dict[str, tuple[int, int]]:
@@ -47,26 +47,26 @@ def noted(folder: Path) -> dict[str, tuple[int, int]]:
 
 def trial(seed: int, folder: Path) -> str:
     """Killed once or twice, then left alone."""
-    rng, (usual, room) = random.Random(seed), undisturbed()
+    rng, (usual, shared) = random.Random(seed), undisturbed()
     ending, before = "finished before the kill", dict[str, tuple[int, int]]()
     for _ in range(rng.choice((1, 1, 2))):
-        ended = zygote()(work, folder, *_asked(room), moment=drawn(rng, usual))
+        ended = zygote()(work, folder, *_asked(shared), moment=drawn(rng, usual))
         assert before.items() <= noted(folder).items()
         before = noted(folder)
         if not ended.killed:
             ended.check()
             break
         for path in (folder / "out").glob("[a-f].*"):  # what has its name is whole, noted or not
-            np.testing.assert_array_equal(read(path), read(room / "out" / path.name))
+            np.testing.assert_array_equal(read(path), read(shared / "out" / path.name))
         place = "while a file was written" if ended.begun > ended.ended else "between files"
         ending = f"killed {place}, {'went on' if before else 'began anew'}"
-    result = json.loads(zygote()(work, folder, *_asked(room)).check().said)
+    result = json.loads(zygote()(work, folder, *_asked(shared)).check().said)
     assert (result["before"], result["files"], result["failed"]) == (len(before), len(FILES), {})
     assert result["rows"] == 300 * len(FILES)
     assert before.items() <= noted(folder).items()
     assert sorted(path.name for path in (folder / "out").rglob("*") if path.is_file() and path.suffix != ".json") == list(FILES)
     for name in FILES:
-        np.testing.assert_array_equal(read(folder / "out" / name), read(room / "out" / name))
+        np.testing.assert_array_equal(read(folder / "out" / name), read(shared / "out" / name))
     return ending
 
 

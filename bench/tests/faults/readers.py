@@ -177,12 +177,12 @@ def _parquet(folder: Path) -> list[bytes]:
     return made
 
 
-def _table(ending: str) -> Callable[[bytes, Path], None]:
+def _table(suffix: str) -> Callable[[bytes, Path], None]:
     """Both readers: the one that holds whole columns, and the one that streams blocks."""
 
     def read(data: bytes, folder: Path) -> None:
-        packed = ending == ".csv" and data[:2] == b"\x1f\x8b"
-        path, refused = _file(folder, f"table{ending}{'.gz' * packed}", data), None
+        packed = suffix == ".csv" and data[:2] == b"\x1f\x8b"
+        path, refused = _file(folder, f"table{suffix}{'.gz' * packed}", data), None
         for each in (read_columns, _streamed):
             try:
                 each(path)

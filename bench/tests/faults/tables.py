@@ -34,7 +34,7 @@ BAD: dict[str, Any] = {
 
 
 def _write(make: Maker, path: Path, columns: dict[str, list[Any]]) -> bool:
-    """In the format that the ending asks for; whether it was cut then."""
+    """In the format that the suffix asks for; whether it was cut then."""
     lacks = [["" if value is None else value for value in values] for values in columns.values()]
     if path.suffix == ".npz":
         plain = {name: np.array([np.nan if v is None else v for v in values]) for name, values in columns.items()}

@@ -166,7 +166,7 @@ class DistilledGuard(Detector):
         return f"one pass, taught by a guard of {self.guard.draws} draws"
 
     def block_rows(self) -> int:
-        """As many as the model runs at once."""
+        """Return how many rows the model runs at once."""
         return min(_rows_at_once(self.guard), self.guard.block_rows())
 
     @torch.no_grad()

@@ -57,19 +57,24 @@ class Likelihood(ABC):
 
     @abstractmethod
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return −log p(y | output) in nats, averaged over positions: (P, B, ...), (B, ...) -> (P, B)."""
+        """Return −log p(y | output) in nats, averaged over positions: (P, B, ...), (B, ...) -> (P, B).
+
+        Args:
+            outputs: Stacked outputs, the draws first, (P, B, ...).
+            y: Targets, (B, ...).
+        """
 
     @abstractmethod
     def predict(self, outputs: Tensor) -> Prediction:
-        """Return the prediction of the mixture over the draws."""
+        """Return the prediction of the mixture over the draws of `outputs`, (P, B, ...)."""
 
     @abstractmethod
     def score(self, outputs: Tensor) -> Tensor:
-        """Return the total uncertainty, (B,) or (B, *positions): higher is more OOD."""
+        """Return the total uncertainty of `outputs`, (P, B, ...) -> (B,) or (B, *positions): higher is more OOD."""
 
     @abstractmethod
     def epistemic(self, outputs: Tensor) -> Tensor:
-        """Return the disagreement between the draws, at least 0, (B,) or (B, *positions)."""
+        """Return the disagreement between the draws of `outputs`, at least 0, (P, B, ...) -> (B,) or (B, *positions)."""
 
     def predictive_nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the NLL of the prediction as it is reported, here −log (1/P) Σ_p p(y | w_p): (P, B, ...), (B, ...) -> (B,)."""

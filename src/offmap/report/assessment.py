@@ -56,14 +56,17 @@ def describe_blind(assessment: Assessment) -> str:
     blind, summary = assessment.blind(), assessment.sight_notes()
     if not blind:
         return page.paragraphs("\n\n".join(summary))
-    lines = [f"**Not reliably seen: {len(blind)} of {len(assessment.shifts)} shifts that were tried.**", listed(blind[:LISTED])]
+    lines = [
+        f"**Not reliably seen: {len(blind)} of {len(assessment.shifts)} shifts that were tried.**",
+        write_list(blind[:LISTED]),
+    ]
     more = len(blind) - LISTED
-    rest = f"<details><summary>{more} more</summary>{page.paragraphs(listed(blind[LISTED:]))}</details>" if more > 0 else ""
+    rest = f"<details><summary>{more} more</summary>{page.paragraphs(write_list(blind[LISTED:]))}</details>" if more > 0 else ""
     closing = [note for note in summary[1:] if not note.startswith(" ")]
     return page.paragraphs("\n\n".join(lines)) + rest + page.paragraphs("\n\n".join(closing))
 
 
-def listed(lines: Sequence[str]) -> str:
+def write_list(lines: Sequence[str]) -> str:
     """Return lines as a list in Markdown."""
     return "\n".join(f"- {' '.join(line.split())}" for line in lines)
 

@@ -18,7 +18,7 @@ Arrays: TypeAlias = dict[str, NDArray[Any]]
 """Rows of every input or output, by name."""
 
 MAX_LISTS = 1 << 18  # of a body, where the shape of a row does not tell how many it has
-SLACK = 1000  # lists, objects and commas beside those of the rows
+MARGIN = 1000  # lists, objects and commas beside those of the rows
 
 
 class RequestError(Exception):
@@ -126,8 +126,8 @@ def _count_json(body: bytes, specs: Sequence[InputSpec], max_rows: int, columns:
         values += math.prod(math.inf if size is None else size for size in shape)
         lists += sum(math.prod(math.inf if size is None else size for size in shape[:axis]) for axis in range(len(shape)))
     text = "".join(columns)
-    most_lists = min(max_rows * (lists + text.count("[") + text.count("{")), max(MAX_LISTS, max_rows)) + SLACK
-    most_commas = max_rows * (values + text.count(",")) + SLACK
+    most_lists = min(max_rows * (lists + text.count("[") + text.count("{")), max(MAX_LISTS, max_rows)) + MARGIN
+    most_commas = max_rows * (values + text.count(",")) + MARGIN
     openings, commas = body.count(b"[") + body.count(b"{"), body.count(b",")
     if openings > most_lists or commas > most_commas:
         raise RequestError(
