@@ -25,7 +25,8 @@ from doc_code import ROOT, is_printed, is_same_line, module, packages, skip_with
 from offmap.scores.score import SCORES
 from offmap.scores.terms import TERMS
 from offmap_bench.runner.plan import read_plan
-from offmap_bench.studies import blocks
+
+blocks = module("blocks")
 
 PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
 PRINTED = re.compile(r"^It prints:\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)

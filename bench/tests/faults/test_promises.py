@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from checks.trust import CHECKS, PAGE, page
-from offmap_bench.studies.blocks import PROMISES
+from doc_code import module
 
 ROOT = Path(__file__).parents[3]
+PROMISES = module("blocks").PROMISES
 TESTS = sorted({test for promise in PROMISES for test in promise["tests"]})
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Column, Table
 
 from offmap.cli.options import Json, print_result
 from offmap.progress import bar
@@ -35,8 +38,15 @@ def demo(
 
         page, results = story.demo(out, seed=seed, fast=quick, workers=workers, report=report)
     tables = {result.plan.title: story.tabulate(result) for result in results}
+    console = Console()
+    for title, table in {} if as_json else tables.items():
+        names, *numbers = table.columns
+        columns = [Column(names, no_wrap=True), *(Column(name, justify="right") for name in numbers)]
+        shown = Table(*columns, title=title, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
+        for row in table.rows:
+            shown.add_row(*(str(row.get(column, "")) for column in table.columns))
+        console.print(shown)
     if not as_json:
-        typer.echo("\n".join(f"{title}\n{table}\n" for title, table in tables.items()))
-        typer.echo("FPR@95: OOD inputs that pass while 95 % of in-distribution ones pass.\n+: seconds beside training.")
+        console.print("FPR@95: OOD inputs that pass while 95 % of in-distribution ones pass.\n+: seconds beside training.")
     record = {"page": page, "tables": {title: [dict(row) for row in table.rows] for title, table in tables.items()}}
     print_result(as_json, record, f"The page is at {page}")

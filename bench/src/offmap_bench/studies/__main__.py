@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import runpy
 from importlib import import_module
 
+from offmap_bench.paths import DOCS
 from offmap_bench.studies.study import Study
 
 STUDIES = (
@@ -32,4 +34,4 @@ if __name__ == "__main__":
         print(f"The page is {study.page}")
     if "pages" in names:
         import_module("offmap_bench.speed.page").write()
-    import_module("offmap_bench.studies.blocks").write()
+    runpy.run_path(str(DOCS / "blocks.py"), run_name="__main__")

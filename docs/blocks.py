@@ -1,4 +1,4 @@
-"""Numbers that pages quote from other pages, declared in `templates/blocks.toml`.
+"""`python docs/blocks.py` fills in the numbers that pages quote from other pages, as `templates/blocks.toml` declares them.
 
 A page marks a place with `<!-- name -->` and `<!-- /name -->`. What stands between comes from tables of pages in
 `docs/results/`, which come from committed records.
@@ -118,3 +118,7 @@ def render_promises() -> str:
         figures += [promise["figure"].format(zoo=f"{len(models):,}", **cells)] if "figure" in promise else []
         lines.append(f"| **{promise['name']}.** {promise['sentence']} | {'<br>'.join(figures)} |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    write()
