@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from offmap.errors import FileError
+from offmap.report.diagnosis import draw_trace
 from offmap_bench.report.experiment import Experiment, dots, figures, write_figures, write_page
-from offmap_bench.report.panels import shown_range, steps_panel
+from offmap_bench.report.panels import shown_range
 from offmap_bench.report.paper_figures import draw_day
 from offmap_bench.runner.compare import parse_sheet
 from offmap_bench.runner.plan import cells, parse
@@ -110,10 +111,10 @@ def test_figures_are_files_of_their_own(tmp_path: Path) -> None:
 
 def test_a_line_leaves_out_what_was_not_looked_at() -> None:
     steps = np.arange(4.0)
-    whole = steps_panel([(steps, np.array([0.0, 1.0, 2.0, 3.0]), 2)], label="x")
-    holes = steps_panel([(steps, np.array([0.0, np.nan, np.inf, 3.0]), 2)], label="x")
+    whole = draw_trace([(steps, np.array([0.0, 1.0, 2.0, 3.0]), 2)], "x")
+    holes = draw_trace([(steps, np.array([0.0, np.nan, np.inf, 3.0]), 2)], "x")
     assert whole.count("\nL ") > holes.count("\nL ")
-    assert "<svg" in steps_panel([(np.zeros(0), np.zeros(0), None)], label="x", bound=1.0)
+    assert "<svg" in draw_trace([(np.zeros(0), np.zeros(0), 0)], "x", [1.0])
 
 
 def test_the_wildest_values_do_not_set_the_axis() -> None:
@@ -122,7 +123,7 @@ def test_the_wildest_values_do_not_set_the_axis() -> None:
     assert limits is not None
     assert limits[1] < 1.5
     assert shown_range(values) == pytest.approx((-0.036, 1.036), abs=0.01)
-    assert shown_range(values, bound=3.0) == pytest.approx((-0.1, 3.1), abs=0.2)
+    assert shown_range(values, [3.0]) == pytest.approx((-0.1, 3.1), abs=0.2)
     assert shown_range(np.array([np.nan, np.inf])) is None
 
 

@@ -95,25 +95,40 @@ def trace_panels(history: History) -> list[page.Panel]:
         if history.step and values:
             bound = history.max_risk if values is history.risk else None
             limit = f"; τ is {bound}" if bound is not None else ""
-            steps = ", ".join(map(str, history.kept))
-            alt = f"The {label} over the steps, from {values[0]} to {values[-1]}{limit}; kept at step {steps}."
-            panels.append(page.Panel(_draw_trace(history, values, label, bound), title, alt))
+            kept_at = ", ".join(map(str, history.kept))
+            alt = f"The {label} over the steps, from {values[0]} to {values[-1]}{limit}; kept at step {kept_at}."
+            steps, several = np.array(history.step), np.array(values, dtype=np.float64)  # (checks,), (checks, M)
+            lines = [(steps, line, kept) for line, kept in zip(several.T, history.kept, strict=True)]
+            limits = None if bound is None else risk_limits(several, bound)
+            panels.append(page.Panel(draw_trace(lines, label, bound or (), limits, first=4), title, alt))
     return panels
 
 
-def _draw_trace(history: History, values: list[list[float]], label: str, bound: list[float] | None) -> str:
-    """Draw one quantity over the steps, a line per member; its bound dashed, and the kept step dotted, in the member's colour."""
-    steps, lines = np.array(history.step), np.array(values, dtype=np.float64)  # (checks,), (checks, M)
+def draw_trace(
+    lines: Sequence[tuple[Array, Array, float]], label: str, bounds: Sequence[float] = (),
+    limits: tuple[float, float] | None = None, first: int = 0,
+) -> str:  # fmt: skip
+    """Draw one quantity over the steps of several fits where it is finite; the kept step is dotted, bounds are dashed.
+
+    Args:
+        lines: (steps, values, the step that was kept) of each fit.
+        label: What the values are.
+        bounds: One for all fits, or for each.
+        limits: The ends of the axis of values.
+        first: The number of the first colour.
+    """
 
     def draw(axes: Axes) -> None:
-        for member in range(lines.shape[1]):
-            shade, _ = page.series(member + 4)
-            axes.plot(steps, lines[:, member], color=shade, linewidth=1.3, marker="o" if len(steps) < 3 else "", markersize=3)
-            axes.axvline(history.kept[member], color=shade, linewidth=0.9, linestyle=(0, (1, 2)))
-            if bound is not None:
-                axes.axhline(bound[member], color=shade, linewidth=0.9, linestyle=(0, (4, 2)))
+        for place, (steps, values, kept) in enumerate(lines):
+            (shade, dashes), finite = page.series(place + first), np.isfinite(values)
+            axes.plot(steps[finite], values[finite], color=shade, dashes=dashes or (None, None), linewidth=1.3,
+                      marker="o" if len(steps) < 3 else "", markersize=3)  # fmt: skip
+            axes.axvline(kept, color=shade, linewidth=0.9, linestyle=(0, (1, 2)))
+        for place, bound in enumerate(bounds):
+            shade = page.series(place + first)[0] if len(bounds) > 1 else page.colour("ink")
+            axes.axhline(bound, color=shade, linewidth=0.9, linestyle=(0, (4, 2)))
         axes.set(xlabel="step", ylabel=label)
-        if bound is not None and (limits := risk_limits(lines, bound)) is not None:
+        if limits is not None:
             axes.set_ylim(*limits)
 
     return page.draw_svg(draw, width=3.2, height=2.1, margins=(0.62, 0.38, 0.1, 0.08))

@@ -168,27 +168,7 @@ def dots_panel(lines: Mapping[str, tuple[Sequence[float], float | None]], *, lab
     return draw_svg(draw, width=left + 4.2, height=0.5 + 0.2 * max(1, len(lines)), margins=(left, 0.38, 0.1, 0.06))
 
 
-def steps_panel(lines: Sequence[tuple[Array, Array, float | None]], *, label: str, bound: float | None = None) -> str:
-    """Draw one quantity over the steps, (steps, values, the step kept) per fit; τ dashed, a dotted line at every step kept."""
-
-    def draw(axes: Axes) -> None:
-        for place, (steps, values, best_step) in enumerate(lines):
-            finite = np.isfinite(values)
-            if finite.any():
-                _plot_series(axes, place, steps[finite], values[finite], linewidth=1.2)
-            if best_step is not None:
-                axes.axvline(best_step, color=series(place)[0], linewidth=0.8, linestyle=(0, (1, 2)))
-        axes.set(xlabel="step", ylabel=label)
-        if bound is not None:
-            axes.axhline(bound, color=colour("ink"), linewidth=0.9, linestyle=(0, (4, 2)))
-        limits = shown_range(np.concatenate([np.zeros(0), *(values for _, values, _ in lines)]), bound)
-        if limits is not None:
-            axes.set_ylim(*limits)
-
-    return draw_svg(draw, width=3.0, height=2.1, margins=(0.6, 0.38, 0.1, 0.08))
-
-
-def shown_range(values: Array, bound: float | None = None) -> tuple[float, float] | None:
+def shown_range(values: Array, marks: Sequence[float] = ()) -> tuple[float, float] | None:
     """Return ends of an axis that leave out the wildest twentieth on either side, with a little room; None for nothing.
 
     >>> low, high = shown_range(np.array([0.0, 1.0, math.nan, math.inf]))
@@ -198,7 +178,6 @@ def shown_range(values: Array, bound: float | None = None) -> tuple[float, float
     finite = values[np.isfinite(values)]
     if not len(finite):
         return None
-    marks = [] if bound is None else [bound]
     low, high = (float(pick([end, *marks])) for pick, end in zip((min, max), np.quantile(finite, (0.05, 0.95)), strict=True))
     room = 0.05 * (high - low) if high > low else 0.5
     # where the rest is not far off, all of it is shown

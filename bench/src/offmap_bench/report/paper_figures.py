@@ -11,9 +11,9 @@ import numpy as np
 
 from offmap import Likelihood, diagnose
 from offmap.posterior.predictive import Stochastic
-from offmap.report.diagnosis import amplitude_panels
+from offmap.report.diagnosis import amplitude_panels, draw_trace
 from offmap.report.page import Array, Panel
-from offmap_bench.report.panels import day_panel, steps_panel, view_panel
+from offmap_bench.report.panels import day_panel, shown_range, view_panel
 from offmap_bench.runner.plan import METHODS, Cell
 from offmap_bench.runner.store import Record
 from offmap_bench.runner.table import Results
@@ -151,9 +151,10 @@ def draw_tradeoffs(results: Results, folder: Path, say: Say) -> Figures:
                 say(f"{cell.label} on {task}")
                 traces[cell.label] = trace(cell, folder)
         for quantity, words in CURVES.items() if traces else ():
-            bound = float(next(iter(traces.values()))["max_risk"]) if quantity == "risk" else None
+            bounds = [float(next(iter(traces.values()))["max_risk"])] if quantity == "risk" else []
             ends = ", ".join(f"{label} kept at step {int(t['kept'])}" for label, t in traces.items())
-            svg = steps_panel([(t["step"], t[quantity], float(t["kept"])) for t in traces.values()], label=words, bound=bound)
+            lines = [(t["step"], t[quantity], float(t["kept"])) for t in traces.values()]
+            svg = draw_trace(lines, words, bounds, shown_range(np.concatenate([values for _, values, _ in lines]), bounds))
             panel = Panel(svg, words, f"{words} over the steps on {task}: {ends}.", task)
             drawn.setdefault(f"course-{task.replace('/', '-')}", []).append(panel)
     return drawn

@@ -151,7 +151,10 @@ def command(rounds: int = 1) -> Record:
     """Peak memory and time of Parquet files larger than the memory that scoring may take."""
     with tempfile.TemporaryDirectory() as folder:
         prepare_small(Path(folder))
-        runs = {case: score_large(Path(folder), *case) for case in CASES}
+        data, runs = Path(folder, "data.parquet"), dict[tuple[str, int], Spent]()
+        for kind, rows in CASES:
+            write_parquet(data, np.random.RandomState(1).randn(rows, on.FEATURES + 1), group=100_000)
+            runs[kind, rows] = score_file(Path(folder), kind, data, rows)
     measured: list[Measurement] = []
     for (kind, rows), spent in runs.items():
         measured.append(once(f'{rows:,} rows ({spent.size:.0f} MB), score="{kind}", peak', "MB", spent.peak))
@@ -173,12 +176,6 @@ def prepare_small(folder: Path) -> None:
     options: dict[str, Any] = {"solver": "closed-form", "draws": 20, "progress": False}
     guards = {kind: offmap.fit(net, (x[:2_000], y[:2_000]), valid, score=kind, **options) for kind in ("paper", "default")}
     prepare(folder, net, (32, 32), **guards)
-
-
-def score_large(folder: Path, kind: str, rows: int) -> Spent:
-    """Write a Parquet file in groups of 100,000 rows, and score it."""
-    write_parquet(data := folder / "data.parquet", np.random.RandomState(1).randn(rows, on.FEATURES + 1), group=100_000)
-    return score_file(folder, kind, data, rows)
 
 
 # ------------------------------------------------------------------------------------------------ memory

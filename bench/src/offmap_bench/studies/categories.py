@@ -100,7 +100,8 @@ def compare(
     """Fit all detectors on some rows; score others, rows that were held out, and if `made` shifts of our own."""
     order = rng.permutation(np.flatnonzero(kept))
     train, test = ({name: values[part] for name, values in columns.items()} for part in (order[:ROWS], order[ROWS:][:TEST]))
-    shifts = {name: take(columns, rng.permutation(np.flatnonzero(rows))[:TEST]) for name, rows in natural.items()}
+    held = {name: rng.permutation(np.flatnonzero(rows))[:TEST] for name, rows in natural.items()}
+    shifts = {name: {column: values[rows] for column, values in columns.items()} for name, rows in held.items()}
     numbers, words = list(table.numbers), [name for name in table.words if name in columns]
     if made:
         shifts[f"{numbers[0]} × {UNIT}"] = test | {numbers[0]: test[numbers[0]] * UNIT}
@@ -116,10 +117,6 @@ def compare(
             parts = measure_separation(id_scores, torch.from_numpy(score(rows[name])))
             results[name][detector] = {key: float(parts[key]) for key in ("auroc", "fpr95")}
     return results
-
-
-def take(columns: Mapping[str, Array], rows: Array) -> dict[str, Array]:
-    return {name: values[rows] for name, values in columns.items()}
 
 
 def stack(columns: Mapping[str, Array], names: Sequence[str]) -> Array:

@@ -64,9 +64,9 @@ def resnet50(path: str | Path | None = None) -> ResNet50:
         net = ResNet50()
     net = net.to_empty(device="cpu").eval()
     shapes = {name: value.shape for name, value in net.state_dict().items()}
-    weights = {name: value for name, value in state.items() if name in shapes} if isinstance(state, dict) else {}
-    lost = [name for name, shape in shapes.items() if name not in weights or weights[name].shape != shape]
-    lost = [name for name in lost if not name.endswith("num_batches_tracked")]  # not in older files, and of no use here
+    state = state if isinstance(state, dict) else {}
+    weights = {name: state[name] for name, shape in shapes.items() if name in state and state[name].shape == shape}
+    lost = [name for name in shapes if name not in weights and not name.endswith("num_batches_tracked")]  # of no use here
     if lost:
         raise DataError(
             f"Expected weights of ResNet-50 at {path}, but {len(lost)} are missing or of another shape, such as {lost[0]!r}."
