@@ -31,7 +31,7 @@ from offmap_bench.runner.table import percent
 from offmap_bench.studies.cuts import TASKS
 from offmap_bench.studies.study import Runs, Study, format_signed, markdown
 
-SEEDS, DRAWS = range(3), 50
+SEEDS, DRAWS, SIZES = range(3), 50, (2.0, 2**0.5)
 RECIPE = Recipe(members=3, training=deep_ensemble.Config(steps=3_000))
 
 # ------------------------------------------------------------------------------------------------------------- ways
@@ -45,27 +45,21 @@ def fit_default(nets: StackedModel, task: solve.Task, config: Config) -> tuple[S
     fits = list[tuple[float, dict[str, Tensor], History]]()
     for weight in solve.as_floats(config.entropy_weight):
         history = solve.solve(task, shape, weight)
-        fits.append(
-            (float(task.q.mean_log_square().detach().mean()), {n: s.detach() for n, s in task.q.scale().items()}, history)
-        )
+        scale = {n: s.detach() for n, s in task.q.scale().items()}
+        fits.append((float(task.q.mean_log_square().detach().mean()), scale, history))
     _, scale, history = max(fits, key=lambda fit: fit[0])
     task.q.set_scale(lambda name: scale[name])
     return Stochastic(task.validation.model, task.q, history), sum(fit[2].step[-1] for fit in fits)
 
 
-def fit_on(
-    nets: StackedModel, task: solve.Task, config: Config, *, lr: float = 0.005, entropy_weight: float = 30.0, steps: int = 1_000
-) -> tuple[Stochastic, int]:  # fmt: skip
+def fit_on(nets: StackedModel, task: solve.Task, config: Config) -> tuple[Stochastic, int]:
     """The default without its last factor, then gentler steps from there: towards another shape of the same risk."""
     _, first = fit_default(nets, replace(task, config=replace(config, rescale=False)), config)
-    history = History()
-    solve.descend(replace(task, config=replace(config, lr=lr, steps=steps)), history, entropy_weight)
+    history = solve.descend(replace(task, config=replace(config, lr=0.005, steps=1_000)), History(), 30.0)
     return Stochastic(task.validation.model, task.q, history), first + history.step[-1]
 
 
-def fit_layers(
-    nets: StackedModel, task: solve.Task, config: Config, *, sizes: Sequence[float] = (2.0, 2**0.5)
-) -> tuple[Stochastic, int]:  # fmt: skip
+def fit_layers(nets: StackedModel, task: solve.Task, config: Config, *, sizes: Sequence[float] = SIZES) -> tuple[Stochastic, int]:
     """The default, then a factor for each layer in turn."""
     fitted, steps = fit_default(nets, task, config)
     widen_layers(task, sizes)
@@ -73,7 +67,7 @@ def fit_layers(
 
 
 @torch.no_grad()
-def widen_layers(task: solve.Task, sizes: Sequence[float] = (2.0, 2**0.5)) -> None:
+def widen_layers(task: solve.Task, sizes: Sequence[float] = SIZES) -> None:
     """Coordinate search: multiply or divide one layer's φ by each size, then all φ by the largest factor that τ allows, and keep
     what has more entropy. Without sizes there is the factor alone.
     """
@@ -105,13 +99,13 @@ def fit_sizes(nets: StackedModel, task: solve.Task, config: Config, *, first: bo
 
     Of all factors with Σ c_l² = C these have the most entropy, Σ n_l log c_l: the derivative n_l/c_l − 2 μ c_l is zero.
     """
-    history, q = History(), task.q
+    q = task.q
     if first:
         shape = solve.find_shape(task)
         q.set_scale(unit_scale(dict(q.mean.items()), task.bases, eps=shape["eps"]))
         scale_layers(task, 1e-3, 1e3)
         q.scale_by(config.init_fraction)
-        solve.descend(task, history, solve.as_floats(config.entropy_weight)[0])
+        history = solve.descend(task, History(), solve.as_floats(config.entropy_weight)[0])
         return Stochastic(task.validation.model, q, history), history.step[-1]
     fitted, steps = fit_default(nets, task, config)
     scale_layers(task, 0.1, 10.0)
@@ -131,16 +125,13 @@ def scale_layers(task: solve.Task, low: float, high: float) -> None:
 
 
 def fit_averaged(
-    nets: StackedModel, task: solve.Task, config: Config, *, first: str = "refine", turn: bool = True, rounds: int = 1
+    nets: StackedModel, task: solve.Task, config: Config, *, first: str = "refine", turn: bool = True
 ) -> tuple[Stochastic, int]:  # fmt: skip
     """Amplitudes and directions of layer inputs under the draws of a first fit; then the fit by them."""
     start = replace(task, config=replace(config, solver=first))
     steps = fit_default(nets, start, start.config)[1]
-    for _ in range(rounds):
-        task = observe_draws(nets, task, turn=turn)
-        fitted, more = fit_default(nets, task, config)
-        steps += more
-    return fitted, steps  # pyright: ignore[reportPossiblyUnboundVariable]
+    fitted, more = fit_default(nets, observe_draws(nets, task, turn=turn), config)
+    return fitted, steps + more
 
 
 @torch.no_grad()
