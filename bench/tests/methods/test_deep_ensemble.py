@@ -12,7 +12,10 @@ import offmap
 from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ModelError
 from offmap.integrations.nets import mlp
+from offmap.maxwent.config import Runtime
+from offmap.maxwent.train import adam, minimize
 from offmap_bench.methods import deep_ensemble
+from offmap_bench.methods.stack import Stack
 from trained import classes, inputs, regression
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -47,6 +50,22 @@ def test_members_trained_together_are_the_members_trained_alone() -> None:
     for member, net in enumerate(nets):
         alone = trained(net, adam_epsilon=1.0)
         torch.testing.assert_close(together.outputs(x, 1)[member], alone.outputs(x, 1)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_stack_takes_the_steps_of_the_model_it_is_made_of() -> None:
+    nets, batches, x = [mlp(3, 1, hidden=[16, 16], seed=s) for s in range(4)], rows(regression(60, 0)), inputs(9, 5)
+    ends: list[Tensor] = []
+    for in_columns in (True, False):
+        stack = Stack.build(nets, x, Runtime(progress=False), settings=2)
+
+        def objective(step: int, batch: Any, stack: Stack = stack, in_columns: bool = in_columns) -> Tensor:
+            outputs = stack(batch[0]) if in_columns else stack.model(stack.weights, batch[0])
+            return LAW.nll(outputs, batch[1]).mean(1).sum()
+
+        assert minimize(objective, adam(stack.weights.values(), lr=1e-3, epsilon=1e-3), batches, steps=300) == "finished"
+        ends.append(stack.model(stack.weights, x))
+    assert not torch.allclose(ends[0][0], nets[0](x), atol=0.1)
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-3, atol=1e-4)
 
 
 def test_outputs_are_those_of_the_trained_nets() -> None:
