@@ -77,26 +77,28 @@ def mask_shapes(net: nn.Module, inputs: Inputs) -> Shapes:
     return shapes
 
 
-def draw_masks(
-    shapes: Shapes, members: int, like: Tensor, index: range, stream: str, seed: int, rows: int | None = None
-) -> Weights:
-    """0 or 1/(1 − rate), one mask for all rows or one for each: {name: (M·p, [rows,] features)}, in the dtype of `like`."""
+def draw_uniform(shapes: Shapes, members: int, index: range, stream: str, seed: int, rows: int | None = None) -> Weights:
+    """Numbers from 0 to 1 for masks, one for all rows or one for each: {name: (M·p, [rows,] features)}."""
     return {
         name: torch.stack([
-            torch.empty((rows, *shape) if rows else shape, device="cpu").bernoulli_(
-                1 - rate, generator=generator(seed, stream, member, draw, name)
-            )
+            torch.rand((rows, *shape) if rows else shape, generator=generator(seed, stream, member, draw, name), device="cpu")
             for member in range(members)
             for draw in index
-        ]).to(like) / (1 - rate)
-        for name, (rate, shape) in shapes.items()
+        ])
+        for name, (_, shape) in shapes.items()
     }  # fmt: skip
+
+
+def cut_mask(uniform: Tensor, rate: float, like: Tensor) -> Tensor:
+    """0 where the number is below the rate, else 1/(1 − rate), in the dtype of `like`."""
+    return (uniform >= rate).to(like) / (1 - rate)
 
 
 def draw_thinned(weights: Weights, shapes: Shapes, span: range, seed: int) -> Weights:
     """Draws of thinned nets, {name: (M·p, ...)}."""
     first = next(iter(weights.values()))
-    masks = draw_masks(shapes, len(first), first, span, "infer", seed)
+    uniform = draw_uniform(shapes, len(first), span, "infer", seed)
+    masks = {name: cut_mask(uniform[name], rate, first) for name, (rate, _) in shapes.items()}
     return {n: w.repeat_interleave(len(span), 0) for n, w in weights.items()} | masks
 
 
@@ -113,9 +115,8 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sa
     ]  # fmt: skip
 
     def losses(step: int, batch: Batch) -> Tensor:
-        address = range(step, step + 1), "fit", problem.seed, rows_of(batch[0])
-        drawn = [draw_masks(setting, at.members, like, *address) for setting in by_setting]
-        stacked = {name: torch.cat([mask[name] for mask in drawn]) for name in shapes}
+        uniform = draw_uniform(shapes, at.members, range(step, step + 1), "fit", problem.seed, rows_of(batch[0]))
+        stacked = {n: torch.cat([cut_mask(u, setting[n][0], like) for setting in by_setting]) for n, u in uniform.items()}
         outputs = stack.model(stack.weights | stack.fixed | stacked, batch[0])
         return stack.by_setting(likelihood.nll(outputs, batch[1]).mean(1)).sum(1)
 
