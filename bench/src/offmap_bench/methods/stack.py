@@ -17,7 +17,7 @@ from offmap.data.batch import take_rows
 from offmap.likelihoods import Likelihood
 from offmap.maxwent.config import Runtime
 from offmap.maxwent.train import BestValidation, adam, minimize
-from offmap.model.forward import BatchedModel, Plan
+from offmap.model.forward import BatchedModel
 from offmap.model.params import StackedModel, stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.progress import bar
@@ -77,8 +77,7 @@ class Stack:
 
     def __call__(self, x: Inputs) -> Tensor:
         """Return the outputs of all members, (G·M, B, ...)."""
-        weights, layers = self.weights | self.fixed, self.model.layers
-        return run_columns(layers, weights, x) if layers and isinstance(x, Tensor) and x.ndim == 2 else self.model(weights, x)
+        return run_columns(self.model, self.weights | self.fixed, x)
 
     @torch.no_grad()
     def on_rows(self, rows: Rows, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -103,8 +102,11 @@ class Stack:
         return [Sampled(self.model, weights) for weights in self.trained_weights()]
 
 
-def run_columns(layers: Plan, weights: Weights, x: Tensor) -> Tensor:
-    """Do as `run_layers` on columns, (S, D, B): the gradients of weights are then made in their layout, without a copy."""
+def run_columns(model: BatchedModel, weights: Weights, x: Inputs) -> Tensor:
+    """Run a plain stack of layers on columns, (S, D, B): no copy of gradients is made. Run any other model as it runs itself."""
+    layers = model.layers
+    if not layers or not isinstance(x, Tensor) or x.ndim != 2:
+        return model(weights, x)
     h = x.mT.expand(len(next(iter(weights.values()))), -1, -1)
     for prefix, layer in layers:
         if not isinstance(layer, nn.Linear):

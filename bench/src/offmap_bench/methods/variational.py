@@ -34,7 +34,7 @@ from offmap.posterior.noise import Noise, Normal, Stream, as_noise, draw_noise
 from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
 from offmap_bench.methods.competitor import POSITIVE, Competitor, Nets, check_fields, one_by_one
-from offmap_bench.methods.stack import Problem, Stack, Training, train_stack
+from offmap_bench.methods.stack import Problem, Stack, Training, run_columns, train_stack
 
 logger = logging.getLogger("offmap")
 
@@ -230,7 +230,7 @@ class Posteriors:
     def losses(self, weight: Tensor, step: int, batch: Batch) -> Tensor:
         """E_q[NLL] + weight·KL, summed over the members of every setting, (G,); the weight is (G,)."""
         draws, scale = self.config.draws_per_step, self.q.scale()
-        outputs = self.model(self.draw(range(step * draws, (step + 1) * draws), "fit", scale), batch[0])
+        outputs = run_columns(self.model, self.draw(range(step * draws, (step + 1) * draws), "fit", scale), batch[0])
         risk = self.likelihood.nll(outputs, batch[1]).mean(1).unflatten(0, (-1, self.members, draws)).mean(2)
         divergence = kl(self.q, self.config.prior_variance, scale=scale).unflatten(0, (-1, self.members))
         return (risk + weight.to(risk)[:, None] * divergence).sum(1)
