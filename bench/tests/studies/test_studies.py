@@ -79,7 +79,7 @@ grid = {tradeoff = [1, 2]}
     plan = parse(text, "small.toml")
     done = next(cell for cell in cells(plan) if cell.label == "deep_ensemble")
     results = Results(plan, Records({done.hash: Record(done.as_dict(), "ok", settings_of(done))}))
-    ensemble, bnn = 10_000 * (1 + 0.7 * 5), 2 * 50_000 * (1 + 0.7 * 10)
+    ensemble, bnn = 10_000 * (2 + 0.4 * 5), 2 * 50_000 * (2 + 0.4 * 10)
     assert reproduction.count_hours(results) == pytest.approx((ensemble + bnn) / 3_600_000)
 
 

@@ -72,12 +72,12 @@ def describe(entries: Sequence[Entry]) -> list[str]:
 
 
 def count_hours(results: Results) -> float:
-    """Return the hours of the fits that are left, by (1 + 0.7·nets) ms a step: one idle core, the paper's nets."""
+    """Return the hours of the fits that are left, by (2 + 0.4·nets) ms a step: one idle core, the paper's nets."""
     left = {(cell.task, cell.seed, cell.fit_key): cell for cell in results.cells if results.states[cell.hash] != "ok"}
 
     def milliseconds(cell: Cell) -> float:
         nets = SIZE * len(candidates(cell.grid))
-        return METHODS[cell.method].settings(cell.config).get("steps", 0) * (1 + 0.7 * nets)
+        return METHODS[cell.method].settings(cell.config).get("steps", 0) * (2 + 0.4 * nets)
 
     return sum(map(milliseconds, left.values())) / 3_600_000
 
