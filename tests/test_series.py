@@ -134,7 +134,9 @@ def test_too_few_groups_are_told_with_what_they_can_promise(guard: offmap.Guard,
         ({"groups": [0] * 30, "block": 5}, ConfigError, "`groups` or `block`, but got both"),
         ({"groups": [0] * 29}, ShapeError, "for each of 30 rows, but got 29"),
         ({"groups": torch.zeros(30, 1)}, ShapeError, r"Expected `groups` of shape \(n,\)"),
-        ({"groups": [math.nan] * 30}, DataError, "some are NaN"),
+        ({"groups": [math.nan] * 30}, DataError, "some are missing"),
+        ({"groups": ["a", None] * 15}, DataError, "some are missing"),
+        ({"groups": [{}] * 30}, DataError, "words or numbers as labels in `groups`, but got dict"),
         ({"block": 31}, ConfigError, "at most 30, the number of rows"),
         ({"block": 2.5}, ConfigError, "Expected `block` to be a whole number"),
     ],
@@ -144,6 +146,13 @@ def test_groups_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         guard.calibrate(regression(30, 3), **options)  # pyright: ignore[reportArgumentType]
+
+
+def test_labels_that_a_data_frame_lacks_are_refused(guard: offmap.Guard) -> None:
+    pandas = pytest.importorskip("pandas")
+    for labels in (pandas.Series(["a", pandas.NA] * 15, dtype="string"), [pandas.NaT] * 30):
+        with pytest.raises(DataError, match="some are missing"):
+            guard.calibrate(regression(30, 3), groups=labels)
 
 
 def test_groups_of_a_loader_that_shuffles_are_refused(guard: offmap.Guard) -> None:

@@ -7,6 +7,7 @@ prediction: Dunn, Wasserman & Ramdas 2023; Lee, Barber & Willett 2023), however 
 """
 
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -66,14 +67,26 @@ def group_weights(groups: Any) -> Tensor:
     >>> group_weights(["a", "b", "b"])
     tensor([0.3333, 0.1667, 0.1667], dtype=torch.float64)
     """
+    labels, codes = check_labels(groups), dict[Any, int]()
+    index = torch.tensor([codes.setdefault(label, len(codes)) for label in labels], dtype=torch.long, device="cpu")
+    return 1 / ((len(codes) + 1) * index.bincount()[index].double())
+
+
+def check_labels(groups: Any) -> list[Any]:
+    """Return the label of every row as a plain value; a missing one is refused.
+
+    >>> check_labels(torch.tensor([3, 4]))
+    [3, 4]
+    """
     labels = groups.tolist() if hasattr(groups, "tolist") else list(groups)
     if any(isinstance(label, list) for label in labels):
         raise ShapeError("Expected `groups` of shape (n,), one label for each row, but got more axes.")
-    if any(label != label for label in labels):
-        raise DataError("Expected a label for each row in `groups`, but some are NaN; drop these rows or name their group.")
-    codes: dict[Any, int] = {}
-    index = torch.tensor([codes.setdefault(label, len(codes)) for label in labels], dtype=torch.long, device="cpu")
-    return 1 / ((len(codes) + 1) * index.bincount()[index].double())
+    if any(label is None or type(label).__name__ == "NAType" or label != label for label in labels):  # also pandas' NaT
+        raise DataError("Expected a label for each row in `groups`, but some are missing; drop these rows or name their group.")
+    odd = next((label for label in labels if not isinstance(label, Hashable)), None)
+    if odd is not None:
+        raise DataError(f"Expected words or numbers as labels in `groups`, but got {type(odd).__name__}.")
+    return labels
 
 
 def count_groups(weights: Tensor) -> int:

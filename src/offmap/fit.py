@@ -320,7 +320,7 @@ def check_groups(groups: Any, valid: Data | None, ranks: str) -> list[Any] | Non
     if valid is None or ranks == "sharded":
         reason = "`valid`, for rows of `train` stand in for it" if valid is None else "`ranks` other than 'sharded'"
         raise ConfigError(f"Expected {reason}, where `groups` names the group of every training row.")
-    return groups.tolist() if isinstance(groups, Tensor) or hasattr(groups, "tolist") else list(groups)
+    return conformal.check_labels(groups)
 
 
 def check_options(score: Any, draws: Any, seed: Any, false_alarms: Any) -> tuple[int, int, float]:

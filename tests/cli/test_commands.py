@@ -201,6 +201,9 @@ def test_whole_groups_calibrate_and_their_column_is_no_input(shell):
     assert "Expected --calibration or --valid beside --groups" in shell(*words).err
     missing = shell(*words[:-3], "runs", "-o", "grouped", "--valid", "runs.csv")
     assert "Expected --groups to name a column of runs.csv" in missing.err
+    write_csv(shell.folder / "nameless.csv", {"run": np.array(["N/A", *["run 1"] * 59]), **table(60, 1)})
+    nameless = shell(*words, "--valid", "nameless.csv", "--solver", "closed-form", "--draws", 10)
+    assert "Expected a label for each row in `groups`, but some are missing" in nameless.err
 
 
 def test_groups_of_training_rows_are_left_out_when_the_score_tunes_itself(shell):

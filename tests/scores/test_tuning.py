@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import offmap
-from offmap.errors import ConfigError, FileError, ShapeError
+from offmap.errors import ConfigError, DataError, FileError, ShapeError
 from offmap.metrics import auroc
 from offmap.scores.combine import Measured, choose_weights, list_clusters, list_directions, list_halves, mix_columns
 from offmap.scores.distance import Ellipsoid, KNNDistance
@@ -200,7 +200,7 @@ def test_every_term_serves_alone_in_guard_file_and_graph(name: str, tmp_path: Pa
         ({"inputs": -1}, "Expected the weight of 'inputs' in `score` to be a number ≥ 0, but got -1"),
         ({"inputs": 0.0}, "Expected `score` to have a term of positive weight, but it has none"),
         ({"imputs": 1.0}, r"Expected `a term of `score`` to be one of .*did you mean 'inputs'\?\), but got 'imputs'"),
-        ({"energy": 1.0}, "Expected three or more training rows .* for score='energy', but there are none"),
+        ({"energy": 1.0}, "three or more training rows of a classifier, with one class per row, for score='energy'"),
     ],
 )
 def test_weights_that_cannot_be_are_refused(score: dict[str, float], message: str) -> None:
@@ -219,6 +219,8 @@ def test_groups_are_held_out_in_turn() -> None:
         quick(regressor(), TRAIN, None, groups=sites)
     with pytest.raises(ShapeError, match="Expected a label in `groups` for each of 120 rows of `train`, but got 7"):
         quick(regressor(), TRAIN, VALID, groups=sites[:7])
+    with pytest.raises(DataError, match="Expected a label for each row in `groups`, but some are missing"):
+        quick(regressor(), TRAIN, VALID, groups=[*["a"] * 119, None])
 
 
 def test_few_or_equal_rows_and_lone_classes_shrink_the_pool_and_never_fail() -> None:

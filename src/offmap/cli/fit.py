@@ -19,7 +19,7 @@ from offmap.assessment import can_assess
 from offmap.cli import options as opt
 from offmap.cli.options import UsageError, load_models, option, print_result, usage_errors
 from offmap.data.tables.schema import Array, Column, ColumnError, Schema, find_columns
-from offmap.data.tables.table import find_suffix, open_table
+from offmap.data.tables.table import MISSING, find_suffix, open_table
 from offmap.errors import DataError, ModelError, OffmapError, first_line, nearest
 from offmap.likelihoods import LIKELIHOODS
 from offmap.model.forward import first_tensor
@@ -141,7 +141,8 @@ def _read_groups(name: str, path: Path | None, separator: str | None) -> list[An
         columns = find_columns(table, name, "--groups")
         if len(columns) > 1:
             raise ColumnError(f"Expected --groups to name one column of {path}, but {name!r} has {len(columns)}.")
-        return [label for chunk in table.chunks(columns) for label in chunk[columns[0]]]
+        labels = [label for chunk in table.chunks(columns) for label in chunk[columns[0]]]
+    return [None if str(label).strip().lower() in MISSING else label for label in labels]
 
 
 def _find_classes(values: Column, outputs: int, likelihood: str | None, names: str | None) -> tuple[tuple[str, ...] | None, bool]:

@@ -662,8 +662,9 @@ def directions(width: int, narrow: int) -> Tensor | None:
 
 
 def nothing_to_compare(name: str) -> ConfigError:
-    """Return the error for data without vectors."""
+    """Return the error for data without what the score reads: logits, or vectors."""
+    vectors = "whose inputs or layers are one vector per example, and not all the same,"
+    needs = "of a classifier, with one class per row," if issubclass(TERMS.get(name, Term), LogitTerm) else vectors
     return ConfigError(
-        "Expected three or more training rows whose inputs or layers are one vector per example, and not all the same, for "
-        f"score={name!r}, but there are none. Pass score='paper'."
+        f"Expected three or more training rows {needs} for score={name!r}, but there are none. Pass score='paper'."
     )
