@@ -160,6 +160,7 @@ ROW = [[0.1, 0.2, 0.3]]
 BAD: dict[str, tuple[bytes, str, int, str]] = {
     "no JSON": (b"{", "application/json", 422, "the body cannot be parsed"),
     "not UTF-8": (b"\xff\xfe\xfa", "application/json", 422, "the body cannot be parsed"),
+    "not UTF-8, but JSON": ('{"inputs": [[true, 1, 0]]}'.encode("utf-16"), "application/json", 422, "cannot be parsed: 'utf-8'"),
     "nothing": (b"", "application/json", 422, "the body cannot be parsed"),
     "deep": (b'{"inputs":' + b"[" * 9000, "application/json", 413, "Expected at most 64 rows, but the body has 9001 lists"),
     "deep and whole": (b'{"inputs":' + b"[" * 900 + b"]" * 900 + b"}", "application/json", 422, "Expected"),
