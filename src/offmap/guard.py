@@ -18,7 +18,7 @@ from offmap._types import Data, Inputs
 from offmap.data import Rows
 from offmap.data.batch import concat_padded, is_table, rows_of, take_rows
 from offmap.detector import Detector, concat_results, merge_parts, reduce_positions
-from offmap.errors import ConfigError, ModelError
+from offmap.errors import ConfigError, ModelError, first_line
 from offmap.likelihoods import Likelihood, Prediction, check_counted
 from offmap.model.capture import features as read_features
 from offmap.model.forward import MODEL_ERRORS, model_failed, read_layers
@@ -276,6 +276,10 @@ class Guard(Detector):
         """Return the same guard on another device."""
         if not isinstance(self.predictive, Stochastic):
             raise ConfigError("Expected a guard over a weight distribution; build other guards on the device where they run.")
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"Expected a device that torch can use here, but got {device!r}: {first_line(error)}.") from error
         model = replace(self.predictive.model, module=copy.deepcopy(self.predictive.model.module).to(device))
         predictive = replace(self.predictive, model=model, q=copy.deepcopy(self.predictive.q).to(device))
         place, score_module = replace(self.place, device=torch.device(device)), copy.deepcopy(self.score_module).to(device)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import offmap
-from offmap.errors import ConfigError, DataError
+from offmap.errors import ConfigError, DataError, ModelError
 from offmap.export.distill import fit_whitening, make_ood_rows, train_head
 from offmap.export.onnx import open_session
 from offmap.metrics import auroc
@@ -176,6 +176,11 @@ def test_ood_rows_lie_near_between_and_far_and_depend_on_the_seed_alone() -> Non
 
 
 IDS = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 1))
+
+
+def test_rows_of_another_width_are_refused(one: offmap.DistilledGuard) -> None:
+    with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(4, 2\): .*Check that the data have the form"):
+        one.score(torch.zeros(4, 2))
 
 
 def test_what_cannot_be_taught_is_refused_with_the_remedy(guard: offmap.Guard) -> None:

@@ -506,6 +506,8 @@ def test_to_moves_a_copy(guard: offmap.Guard) -> None:
     assert moved.predictive.model.module is not guard.predictive.model.module
     with pytest.raises(ConfigError, match="a guard over a weight distribution; build other guards on the device where they run"):
         closed(30).to("cpu")
+    with pytest.raises(ConfigError, match="a device that torch can use here, but got 'banana': Expected one of cpu"):
+        guard.to("banana")
 
 
 def test_guards_are_frozen_compared_by_identity_and_can_be_keys(guard: offmap.Guard) -> None:

@@ -39,6 +39,7 @@ from offmap.likelihoods import Prediction
 from offmap.maxwent.train import adam, minimize
 from offmap.model.capture import CONVOLUTIONS
 from offmap.model.capture import features as read_features
+from offmap.model.forward import MODEL_ERRORS, model_failed
 from offmap.model.params import all_params
 from offmap.posterior.noise import Normal
 from offmap.random import generator
@@ -171,7 +172,11 @@ class DistilledGuard(Detector):
 
     @torch.no_grad()
     def _features(self, rows: Inputs) -> Features:
-        return run_base(self.guard, self.base, check_rows(rows))
+        x = check_rows(rows)
+        try:
+            return run_base(self.guard, self.base, x)
+        except MODEL_ERRORS as error:
+            raise model_failed(self.base.model[0], x, error) from error
 
     @torch.no_grad()
     def _score(self, features: Features) -> Tensor:
