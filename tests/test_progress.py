@@ -20,7 +20,7 @@ def test_lines_tell_the_status_until_the_work_ends(monkeypatch: pytest.MonkeyPat
         time.sleep(0.1)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1
-    assert set(lines) == {"offmap: MaxWEnt, step 20/500 risk 0.1, 0 s"}
+    assert set(lines) == {"offmap: MaxWEnt, step 20/500, risk 0.1, 0 s"}
     time.sleep(0.05)
     assert not capsys.readouterr().err
 

@@ -84,10 +84,23 @@ def test_contributing_fits_on_a_page() -> None:
     assert len(text("CONTRIBUTING.md").splitlines()) <= 60
 
 
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings: words in small letters, with hyphens, or what stands in braces behind."""
+    headings = re.findall(r"^#+ (.*?)(?: \{ #([\w-]+) \})?$", page, flags=re.MULTILINE)
+    return {named or re.sub(r"[^\w\s-]", "", words).strip().lower().replace(" ", "-") for words, named in headings}
+
+
+def test_anchors_are_those_of_headings() -> None:
+    assert anchors("# One\n\nNo # heading\n\n## What `a` guard, can see?\n\n### Three { #third }") == {
+        "one", "what-a-guard-can-see", "third",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
 def test_links_and_targets_that_are_named_exist(name: str) -> None:
-    for target in re.findall(r"\]\((?!https?://)([^)#]+)", text(name)):
+    for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?", text(name)):
         assert (ROOT / target).exists(), f"{name} links to {target}"
+        assert not anchor or anchor in anchors(text(target or name)), f"{name} links to {target}#{anchor}"
     rules = set(re.findall(r"^([a-z]+):", text("Makefile"), flags=re.MULTILINE)) | {"unit", "slow"}
     for rule in re.findall(r"`make ([a-z]+)", text(name)):
         assert rule in rules, f"{name} names `make {rule}`"

@@ -254,7 +254,7 @@ def _megabytes(tensors: Iterable[Tensor]) -> float:
 
 def _entropy_notes(predictive: Stochastic, clip: float | None) -> list[str]:
     q, history = predictive.q, predictive.history
-    lines = [f"(1/d) Σ log φ² = {float(q.mean_log_square().mean()):.3f} with d = {q.dimension}; fit {history.stop_reason}"]
+    lines = [f"(1/d) Σ log φ² = {float(q.mean_log_square().mean()):.3f} with d = {q.dimension}; the fit {history.stop_reason}"]
     try:
         low, high = q.mixture_entropy_bounds()
     except ConfigError as error:  # discrete noise has no entropy

@@ -60,7 +60,7 @@ def bar(
         whole = total
 
         def advance(done: int, text: str = "", *, total: int | None = None) -> None:
-            status.text = f"{title} {done}/{total or whole} {text}".rstrip()
+            status.text = f"{title} {done}/{total or whole}, {text}".removesuffix(", ")
 
         yield advance
         return

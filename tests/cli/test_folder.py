@@ -299,7 +299,7 @@ IMAGES = ("score", "images.guard", "images", "--model", "models:image")
 def test_the_command_scores_a_folder_and_resumes_it(shell, guard, tmp_path):
     done = shell(*ROWS, "-o", tmp_path / "out")
     assert (done.code, done.err) == (0, "Note: 1 files of data are left out, such as _SUCCESS.\n")
-    assert done.out.startswith("120 rows in 3 files, 0 of them there before, ")
+    assert done.out.startswith("120 rows in 3 files, 0 kept from an earlier run, ")
     assert done.out.endswith(f" rows off the map, 0 inputs failed. The scores are in {tmp_path / 'out'}\n")
     score(guard, spec(shell.folder / "data", tmp_path / "here"))
     for file in FILES:

@@ -527,7 +527,7 @@ def test_a_loss_that_is_not_finite_ends_the_fit_as_diverged(caplog: pytest.LogCa
 
     guard = quick(Explosive(), regression(40, 0), regression(40, 1), solver="refine", steps=50, check_every=50, lr=30.0)
     assert guard.history.stop_reason == "diverged"
-    assert any("every member keeps its last state below the risk threshold, from steps [0]" in m for m in caplog.messages)
+    assert any("every member keeps its last state with a risk below τ, from steps [0]" in m for m in caplog.messages)
     assert guard.predict(inputs(9, 5)).mean.isfinite().all()
 
 

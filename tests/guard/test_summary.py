@@ -56,7 +56,7 @@ def test_parameters_that_are_not_rotated_say_why() -> None:
     assert {name: (row["basis"], row["why"]) for name, row in rows.items()} == {
         "table.weight": ("identity", "looked up by index: its inputs already lie along its axes"),
         "head.weight": ("svd", ""),
-        "head.bias": ("identity", "a bias"),
+        "head.bias": ("identity", "a bias, nothing to rotate"),
         "spare.weight": ("fixed", "no input reaches it"),
         "spare.bias": ("fixed", "no input reaches it"),
     }
@@ -80,7 +80,7 @@ def test_notes_tell_threshold_clip_calibration_and_entropy() -> None:
     text = str(guard.summary())
     assert f"threshold {guard.threshold:.4g} · clip {guard.clip} · 8 draws · 2 member(s)" in text
     assert "false alarms 0.05 on 40 calibration rows (approximate: `valid` also chose τ and the clip)" in text
-    assert f"with d = {guard.predictive.q.dimension}; fit finished" in text
+    assert f"with d = {guard.predictive.q.dimension}; the fit finished" in text
     weights = [f"{name} {weight:.2f}" for name, weight in guard.assess().weights.items()]
     assert [words.split()[0] for words in weights][:4] == ["disagreement", "energy", "gen", "inputs"]
     assert f"score 'default': {', '.join(weights)}; layers 2.weight; holds 40 training rows" in text

@@ -293,7 +293,7 @@ def test_divergence_ends_at_the_last_good_state_and_says_so(solver: str, caplog:
     assert made.history.stop_reason == "diverged"
     assert finite(made)
     assert bool((validation.evaluate(made.q).risk <= max_risk).all())
-    assert "Training diverged (the loss is not finite); every member keeps its last state below the risk threshold" in caplog.text
+    assert "Training diverged (the loss is not finite); every member keeps its last state with a risk below τ" in caplog.text
     assert "from steps [0, 0]. Lower `lr` or `entropy_weight` to go further." in caplog.text
 
 

@@ -42,7 +42,7 @@ def offmap_command(
 
     \b
     First steps:
-      offmap demo
+      offmap doctor
       offmap fit --model my_module:make_model --weights w.pt --train train.csv --valid valid.csv -o guard.safetensors
       offmap score guard.safetensors new.csv --model my_module:make_model -o scores.csv
 

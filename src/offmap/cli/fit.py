@@ -208,5 +208,5 @@ def _describe(record: dict[str, Any]) -> str:
         f"  target     {', '.join(record['targets'])}, {record['likelihood']}{classes}",
         f"  rows       {', '.join(f'{count:,} {name}' for name, count in record['rows'].items())}",
         f"  threshold  {record['threshold']:.4g}: {meaning}",
-        f"Next: offmap score {record['guard']} NEW.parquet --model {record['model']} -o scores.parquet",
+        f"Next: offmap score {record['guard']} NEW.csv --model {record['model']} -o scores.csv",
     ])  # fmt: skip

@@ -105,7 +105,7 @@ def score(
     text = f"{rows:,} rows scored in {seconds:.1f} s, {flagged:,} ({flagged / max(1, rows):.1%}) off the map."
     if shards:
         record |= {"files": sum(r.rows > 0 for r in results), "before": sum(r.reused for r in results), "failed": failed}
-        text = f"{rows:,} rows in {record['files']} files, {record['before']} of them there before, {seconds:.1f} s, "
+        text = f"{rows:,} rows in {record['files']} files, {record['before']} kept from an earlier run, {seconds:.1f} s, "
         text += f"{flagged:,} rows off the map, {len(failed)} inputs failed."
     if loaded.calibration.seen:
         text += " Threshold and p-values are uncalibrated: the model was trained on the rows that set them."

@@ -256,7 +256,7 @@ def descend(task: Task, history: History, entropy_weight: float) -> History:
         descent.end()
     if history.stop_reason == "diverged":
         logger.warning(
-            "Training diverged (the loss is not finite); every member keeps its last state below the risk threshold, from "
+            "Training diverged (the loss is not finite); every member keeps its last state with a risk below τ, from "
             "steps %s. Lower `lr` or `entropy_weight` to go further.", history.kept,
         )  # fmt: skip
     return history

@@ -106,7 +106,7 @@ def observe(
         bases, why = _build_on_ranks(moments, {n: models.mean[n] for n in names}, group, rotated=rotated, along=along)
         observed.bases.update(bases)
         observed.why.update(why)
-    observed.why.update({b.bias: "a bias" for b in observed.bases.values() if b.bias in observed.why})
+    observed.why.update({b.bias: "a bias, nothing to rotate" for b in observed.bases.values() if b.bias in observed.why})
     large = [f"`{n}` ({b.view.fan_in:,})" for n, b in observed.bases.items() if rotated and b.view.fan_in > limit]
     if large:
         logger.warning(

@@ -53,7 +53,7 @@ class History:
         if not self.step:
             return ""
         mean = [sum(v) / len(v) for v in (self.risk[-1], self.max_risk, self.entropy[-1])]
-        return f"risk {mean[0]:.3f}  τ {mean[1]:.3f}  entropy {mean[2]:.2f}"
+        return f"risk {mean[0]:.3f} (τ {mean[1]:.3f}), entropy {mean[2]:.2f}"
 
     def of_kept(self) -> tuple[list[float], list[float]]:
         """Return risk and uncertainty of the state that each member keeps, as they were measured."""
