@@ -272,9 +272,7 @@ def test_classes_are_words_and_come_back_as_words(shell):
     words = ["--model", "my_module:make_classifier", "--weights", "classes.safetensors"]
     done = shell("fit", *words, "--train", "words.csv", "-o", "colours", "--solver", "closed-form", "--draws", 10, "--json")
     assert done.code == 0
-    assert done.err.startswith(
-        "No validation data: the 12 random rows of `train` set aside for it were part of the model's training"
-    )
+    assert done.err.startswith("No validation data: 12 rows of `train`, which the model has seen, set the threshold")
     assert done.err.splitlines()[1].startswith(
         "The threshold is infinite, so nothing will be flagged: 12 calibration rows are too few"
     )

@@ -89,7 +89,7 @@ def test_all_detectors_together_are_what_each_is_alone() -> None:
 
 def test_without_validation_data_a_tenth_is_set_aside_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     detector = offmap.detect(classifier(), classes(300), method="energy")
-    assert "No validation data: the 30 random rows of `train` set aside for it" in caplog.text
+    assert "No validation data: 30 rows of `train`, which the model has seen, set the threshold" in caplog.text
     assert len(detector.calibration.scores) == 30
     assert detector.calibration.seen
     assert "uncalibrated: the model was trained on them" in repr(detector)

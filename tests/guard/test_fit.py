@@ -268,11 +268,9 @@ def test_half_precision_models_can_be_fitted(dtype: torch.dtype) -> None:
 def test_without_validation_data_a_tenth_is_set_aside_and_said_so(n: int, held: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "offmap"):
         guard = quick(regressor(), regression(n, 0))
-    (said,) = [line for line in caplog.messages if line.startswith("No validation data: the ")]
-    assert f" {held} random rows of `train` set aside for it were part of the model's training data, so the threshold is" in said
-    assert said.endswith(
-        "no intervals, prediction sets or calibrated p-values until `guard.calibrate(rows the model has not seen)`."
-    )
+    (said,) = [line for line in caplog.messages if line.startswith("No validation data: ")]
+    assert f" {held} rows of `train`, which the model has seen, set the threshold, so intervals and prediction sets" in said
+    assert said.endswith("need `guard.calibrate(new_rows)` first.")
     assert guard.calibration.scores.shape == (held,)
     assert not guard.calibration.exact
 
@@ -303,8 +301,10 @@ def test_validation_rows_that_repeat_training_rows_are_told_and_count_as_seen(
     make, (x, y), (x2, y2) = FORMS[form], regression(200, 0), regression(100, 1)
     guard = quick(regressor(), make(x, y), (x[50:80], y[50:80]))
     (said,) = caplog.messages
-    assert said.startswith("`valid` repeats rows of `train` (100 %), which the model has seen, so the threshold is approximate")
-    assert said.endswith("prediction sets or calibrated p-values until `guard.calibrate(rows the model has not seen)`.")
+    assert said.startswith(
+        "`valid` repeats rows of `train` (100 %), which the model has seen, so intervals and prediction sets need"
+    )
+    assert said.endswith("need `guard.calibrate(new_rows)` first.")
     assert guard.calibration.seen
     caplog.clear()
     apart = quick(regressor(), make(x, y), make(x, y), calibration=(x2, y2))
@@ -331,9 +331,7 @@ def test_calibrating_on_training_rows_is_told_where_the_score_holds_them(
     for made in (guard, loaded, both, quick(model, (x, y), regression(100, 2), score="distance")):
         caplog.clear()
         assert made.calibrate((x, y)).calibration.seen
-        assert caplog.messages[0].startswith(
-            "`valid` repeats rows of `train` (100 %), which the model has seen, so the threshold"
-        )
+        assert caplog.messages[0].startswith("`valid` repeats rows of `train` (100 %), which the model has seen, so intervals")
         assert made.calibrate((x[:50], y[:50])).calibration.seen
         assert not made.calibrate(fresh).calibration.seen
     assert not quick(model, (x, y), regression(100, 2), score="epistemic").calibrate((x, y)).calibration.seen  # it holds none

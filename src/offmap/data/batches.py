@@ -47,8 +47,7 @@ class Shard:
         return (cut(batch, shard_slice(self.group, count(batch))) if count(batch) >= few else batch for batch in source)
 
 
-NO_INTERVALS = "no intervals, prediction sets or calibrated p-values until `guard.calibrate(rows the model has not seen)`"
-UNCALIBRATED = f"the threshold is approximate, and there are {NO_INTERVALS}"
+UNCALIBRATED = "intervals and prediction sets need `guard.calibrate(new_rows)` first"
 
 PROBES = 10_000
 """Training rows of which copies are counted, to tell rows that repeat by chance."""
@@ -262,8 +261,7 @@ def load_train_valid(
     batches, held = split_data(train, place, fraction=0.1, seed=seed, batch_size=batch_size, target=target)
     rows = replace(load_rows(held, at_least=2), seen=True)
     logger.warning(
-        "No validation data: the %d random rows of `train` set aside for it were part of the model's training data, so the "
-        "threshold is approximate, and there are %s.", rows.rows, NO_INTERVALS,
+        "No validation data: %d rows of `train`, which the model has seen, set the threshold, so %s.", rows.rows, UNCALIBRATED,
     )  # fmt: skip
     return batches, rows
 
