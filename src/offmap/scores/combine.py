@@ -270,9 +270,10 @@ def make_cuts(terms: Mapping[str, Score], features: Features, labels: Tensor | N
 
 def find_numbers(terms: Mapping[str, Score], rows: Tensor) -> Tensor:
     """Number the columns of a table (N, D) that are numbers: a half along a column of words is none that anybody would meet."""
-    encoders = [term.encoder for term in terms.values() if isinstance(term, InputDistance) and term.encoder is not None]
-    numbers = encoders[0].numbers if encoders else rows.new_empty(0, dtype=torch.long)
-    return numbers if len(numbers) else torch.arange(rows.shape[1], device=rows.device)
+    inputs = next((term for term in terms.values() if isinstance(term, InputDistance)), None)
+    encoder = None if inputs is None else inputs.encoder
+    every = torch.arange(rows.shape[1], device=rows.device)
+    return every if encoder is None or not encoder.numbers.numel() else encoder.numbers
 
 
 def list_directions(rows: Tensor, numbers: Tensor) -> list[tuple[str, Tensor]]:

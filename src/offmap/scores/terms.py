@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -101,10 +101,13 @@ class ScaledTerm(Term):
         return self.zscore(self.measure(features))
 
 
-def register_term(name: str, *, by_default: bool = True) -> Callable[[type[Term]], type[Term]]:
+AnyTerm = TypeVar("AnyTerm", bound=Term)
+
+
+def register_term(name: str, *, by_default: bool = True) -> Callable[[type[AnyTerm]], type[AnyTerm]]:
     """Register a kind of term under a name, for `score={name: weight}` and for files."""
 
-    def register(kind: type[Term]) -> type[Term]:
+    def register(kind: type[AnyTerm]) -> type[AnyTerm]:
         kind.by_default = by_default
         TERMS[name] = register_score(name)(kind)
         return kind
