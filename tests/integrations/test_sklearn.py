@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 import offmap
-from offmap.errors import ConfigError
+from offmap.errors import ConfigError, DataError
 from offmap.integrations.nets import mlp
 from offmap.integrations.sklearn import OffmapClassifier, OffmapDetector, OffmapRegressor, find_outliers
 from offmap.scores.distance import compute_log_ratio
@@ -301,6 +301,17 @@ def test_sparse_rows_that_fill_no_memory_are_refused():
         offmap.OffmapError, match="at most 50,000,000 numbers in a sparse matrix, but got 60,000 rows of 1,000. Pass fewer"
     ):
         OffmapDetector().fit(sparse.csr_matrix((60_000, 1_000)))
+
+
+def test_numbers_whose_squares_overflow_are_refused_at_fit_time_and_flagged_later():
+    x = np.random.RandomState(0).randn(60, 2)
+    marked = np.r_[x, [[np.finfo(float).max, 0]]]
+    with pytest.raises(DataError, match="numbers up to 1e[+]150 in `X`, but row 60 has a larger one. Does it mark a missing"):
+        OffmapDetector().fit(marked)
+    with pytest.raises(DataError, match="numbers up to 1e[+]150 in `y`, but row 0"):
+        OffmapRegressor().fit(x, 1e200 * x[:, 0])
+    detector = OffmapDetector(draws=5, random_state=0).fit(x)
+    assert detector.predict(marked)[-1] == -1
 
 
 def test_weights_count_rows_and_a_weight_of_0_leaves_one_out():

@@ -47,6 +47,7 @@ from sklearn.utils.validation import (  # noqa: E402
 Array: TypeAlias = NDArray[Any]
 
 MIN_ROWS = 4  # two to train on and two to validate with
+LARGEST = 1e150  # of the numbers to fit: squares of larger ones overflow
 DENSE_NUMBERS = 50_000_000  # that a sparse matrix may have when it is made dense: 400 MB
 CENTRAL_SHARE = 0.85  # of the training rows: what outliers are told by
 GROSS = 6.0  # robust standard deviations of the logarithm of a distance, from which on a row is a gross outlier
@@ -63,6 +64,16 @@ def check_contamination(value: Any) -> None:
     share = isinstance(value, numbers.Real) and 0 < float(value) <= 0.5
     if not share and not (isinstance(value, str) and value == "auto"):
         raise ConfigError(f"Expected `contamination` to be 'auto' or a share above 0 and at most 0.5, but got {value!r}.")
+
+
+def check_size(name: str, values: Array) -> None:
+    """Raise if a number is too large to compute with, as some marks of missing values are."""
+    large = (np.abs(values) > LARGEST).reshape(len(values), -1).any(1)
+    if large.any():
+        raise DataError(
+            f"Expected numbers up to {LARGEST:g} in `{name}`, but row {int(large.argmax())} has a larger one. Does it mark a "
+            "missing value? Impute it, or pass NaN with `allow_nan=True`; else rescale the column."
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -141,6 +152,8 @@ class Guarded(BaseEstimator):
                     "Pass fewer rows, or fewer columns (`OneHotEncoder(min_frequency=...)`, `TruncatedSVD`)."
                 )
             rows = rows.toarray()
+        if options.get("reset", True):
+            check_size("X", rows)
         return torch.tensor(rows) if y is None else (torch.tensor(rows), y)
 
     def __sklearn_tags__(self) -> Any:
@@ -222,6 +235,7 @@ class OffmapRegressor(RegressorMixin, Guarded):
         """
         x, y = self._validate(X, y, multi_output=True, y_numeric=True, ensure_min_samples=MIN_ROWS)
         targets = torch.tensor(np.asarray(y, dtype="float64"))
+        check_size("y", targets.numpy())
         columns = targets.reshape(len(x), -1)
         scaling, count, flat = Standardize(columns), columns.shape[1], targets.ndim == 1
         in_units = ScaledGaussian(count, flat, units=scaling.std.square(), scale=scaling.std, shift=scaling.mean)
