@@ -31,6 +31,10 @@ logger: logging.Logger = logging.getLogger("offmap")
 KEPT_BYTES = 1 << 26
 """Calibration inputs that a detector keeps in memory, at most."""
 
+ROUNDING, NOISE = 1e-5, 1e-3
+"""What rounding may move a score by: a share of its size and the usual one, as other batches are summed in another order; and at
+most a share of the scores' standard deviation, for some scores vary little around a large number."""
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result(Prediction):
@@ -97,12 +101,28 @@ class Calibration:
         >>> Calibration(torch.arange(1.0, 40.0)).threshold
         38.0
         """
-        return float(conformal.quantile(self.scores, 1 - self.false_alarms, self.weights))
+        return float(conformal.quantile(self.raised, 1 - self.false_alarms, self.weights))
+
+    @cached_property
+    def raised(self) -> Tensor:
+        """The scores (n,), ties raised by what rounding may do: else it would decide whether copies of a row are flagged.
+
+        >>> Calibration(torch.tensor([2.0, 1.0, 2.0])).raised > torch.tensor([2.0, 1.0, 2.0])
+        tensor([ True, False,  True])
+        """
+        ordered, order = self.scores.sort()
+        finite = ordered.isfinite()
+        known = ordered[finite] if bool(finite.any()) else ordered.new_zeros(1)
+        most = NOISE * known.std(correction=0)
+        rounding = torch.where(finite, torch.minimum(ROUNDING * (ordered.abs() + known.abs().median()), most), 0.0)
+        equal = ordered.diff() <= rounding[1:]
+        tied = functional.pad(equal, (1, 0)) | functional.pad(equal, (0, 1))
+        return torch.empty_like(ordered).scatter(0, order, torch.where(tied, ordered + rounding, ordered))
 
     @cached_property
     def _sorted_scores(self) -> tuple[Tensor, Tensor | None]:
         """Sorted scores, and the weight of those before each of them and of all, (n + 1,)."""
-        scores, order = self.scores.sort()
+        scores, order = self.raised.sort()
         before = None if self.weights is None else functional.pad(self.weights[order.cpu()].cumsum(0), (1, 0))
         return scores, before
 

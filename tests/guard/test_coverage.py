@@ -55,3 +55,26 @@ def test_intervals_and_sets_hold_their_level_on_unseen_rows_and_are_refused_else
     assert LEVEL - 0.025 < mean[0] < LEVEL + 0.035
     assert mean[1] < LEVEL - 0.1
     assert 0.025 < mean[2] < 0.075
+
+
+@pytest.mark.parametrize("score", ["default", "epistemic"])
+@pytest.mark.parametrize("classifies", [True, False])
+def test_copies_of_few_rows_are_flagged_as_promised_alone_and_in_batches(classifies: bool, score: str) -> None:
+    """Scores of copies differ by rounding alone, which may neither be magnified nor decide."""
+    source = torch.Generator().manual_seed(0)
+
+    def words(n: int) -> tuple[Tensor, Tensor]:
+        columns = [torch.randint(kinds, (n,), generator=source) for kinds in (4, 3, 2)]
+        x = torch.cat([F.one_hot(column, kinds).float() for column, kinds in zip(columns, (4, 3, 2), strict=True)], 1)
+        level = (columns[0] - columns[1] + columns[2]).float() + 0.3 * torch.randn(n, generator=source)
+        return x, (level > 0.8).long() if classifies else level.unsqueeze(1)
+
+    (x, y), valid, (new, _) = words(800), words(200), words(200)
+    net = model(x, 4.0 * F.one_hot(y, 2) if classifies else y, hidden=24)
+    guard = quick(net, (x, y), valid, score=score)
+    together = guard(new).ood
+    alone = torch.cat([guard(row).ood for row in new.split(1)])
+    assert torch.equal(alone, together)
+    assert float(together.float().mean()) < 0.09
+    if score == "default":
+        assert guard(torch.zeros(1, 9)).ood.all()  # no word that was seen

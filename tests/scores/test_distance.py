@@ -134,6 +134,15 @@ def test_ratios_do_not_depend_on_unit_and_origin(factor: float, shift: float) ->
     )
 
 
+def test_copies_are_at_no_distance_however_rounding_falls_and_other_rows_are_far() -> None:
+    kept = inputs(3, 0, features=4).double()
+    space = KNNDistance.fit(kept.repeat(50, 1).float(), standardized=False)
+    assert space is not None
+    rounded = kept * (1 + 1e-7 * torch.tensor([[1.0], [-1.0], [1.0]]))
+    assert torch.equal(space(rounded.float()), torch.zeros(3, dtype=torch.float64))
+    assert float(space(kept.mean(0, keepdim=True).float())) > 5
+
+
 def test_copies_of_rows_leave_ratios_finite() -> None:
     rows = inputs(3, 0).repeat(12, 1)
     found = fast_relative(rows, torch.cat([rows[:3], 50 + inputs(3, 1)]))

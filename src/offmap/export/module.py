@@ -199,7 +199,7 @@ class PValue(nn.Module):
 
     def __init__(self, calibration: Calibration, dtype: torch.dtype) -> None:
         super().__init__()
-        scores = calibration.scores.to(dtype).sort().values
+        scores = calibration.raised.to(dtype).sort().values
         highest, width = scores.new_full((1,), torch.inf), math.isqrt(len(scores) - 1) + 1
         padded = torch.cat([scores, highest.expand(width * width - len(scores))])
         self.register_buffer("table", padded.view(width, width))

@@ -26,6 +26,9 @@ PARTS = 8  # of the rows, the nearest row of each of which counts; fewer where a
 SHARE = 0.1  # of the average spacing, added to the local one: copies of one row are at no distance at all
 BLOCK_NUMBERS = 1 << 19  # held at once (2 MB, which stay in a core's cache), whatever the number of examples
 TINY = 1e-150  # ratios are at least so large
+COPIES = 1e-5  # of the size of the rows: what is nearer is a copy, but for the rounding of the layers that it passed
+LEAST_SPACING = 1e-4  # of their size: rows that all have copies are at no distance from each other
+LEAST_STD = 1e-3  # of log ratios: less is rounding
 LEAST_ROWS = 3  # fewer have no spacing to speak of
 RUNS = 16  # rows are looked through in so many runs, side by side, where they are many
 
@@ -157,6 +160,12 @@ class ZScore(FittedModule):
             finite = values.new_zeros(2)
         return cls(finite.mean(), finite.std(correction=0))
 
+    @classmethod
+    def fit_ratios(cls, values: Tensor) -> Self:
+        """Take those of log ratios, (N,); of copies, which are all equal, the standard deviation is 1: far rows still count."""
+        scale = cls.fit(values)
+        return scale if bool(scale.std > LEAST_STD) else cls(scale.mean, torch.ones_like(scale.std))
+
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return one number each."""
         return {"mean": (), "std": ()}
@@ -186,13 +195,14 @@ class KNNDistance(FittedModule):
     offset: Tensor  # what inputs are moved by before they are divided by `unit`
     widened: Tensor  # spacings + f
     eps: Tensor  # f/10
+    copied: Tensor  # distances up to this one are those of copies
     parts: int  # how many there are
 
     def __init__(self, *tensors: Tensor, zscore: ZScore | None = None, single: bool = False) -> None:
         super().__init__()
         for name, tensor in zip_longest(("rows", "centre", "unit", "spacings"), tensors):
             self.register_buffer(name, torch.empty(0, device="cpu") if tensor is None else tensor)
-        for name in ("padded", "lengthened", "offset", "widened", "eps"):
+        for name in ("padded", "lengthened", "offset", "widened", "eps", "copied"):
             self.register_buffer(name, torch.empty(0, device="cpu"), persistent=False)
         self.zscore, self.single = zscore or ZScore(), single
         self.prepare()
@@ -216,7 +226,7 @@ class KNNDistance(FittedModule):
         spacings = distances.mean(1)
         space.spacings = spacings.mean().expand(len(spacings)).contiguous() if single else spacings
         space.prepare()
-        space.zscore = ZScore.fit(log_ratio(distances, numbers, space.widened, space.eps))
+        space.zscore = ZScore.fit_ratios(log_ratio(distances, numbers, space.widened, space.eps))
         return space
 
     def prepare(self) -> None:
@@ -227,10 +237,13 @@ class KNNDistance(FittedModule):
             rows = (self.rows.double() - middle).to(self.rows.dtype)
             more = -len(rows) % (self.parts * (RUNS if len(rows) > 8 * RUNS * self.parts else 1))
             self.padded, self.offset = F.pad(rows, (0, 0, 0, more)), self.centre + middle * self.unit
-            squares = F.pad(rows.float().square().sum(1), (0, more), value=torch.inf)
+            squares = rows.float().square().sum(1)
+            size = squares.double().mean().sqrt()
+            squares = F.pad(squares, (0, more), value=torch.inf)
             self.lengthened = torch.cat([-2 * self.padded.float(), squares.unsqueeze(1)], 1).mT.contiguous()
-            self.widened = F.pad((self.spacings + SHARE * self.spacings.mean()).clamp_min(TINY), (0, more), value=1.0)
-            self.eps = SHARE * SHARE * self.spacings.mean()
+            spacing = torch.maximum(self.spacings.mean(), LEAST_SPACING * size)
+            self.widened = F.pad((self.spacings + SHARE * spacing).clamp_min(TINY), (0, more), value=1.0)
+            self.eps, self.copied = SHARE * SHARE * spacing, COPIES * size
 
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that belong to N rows of D numbers."""
@@ -273,7 +286,7 @@ class KNNDistance(FittedModule):
         return ((x.double() - self.offset) / self.unit).to(self.rows.dtype)
 
     def find_nearest(self, x: Tensor, itself: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Find the nearest row of every part: distances (B, parts) in float64, and numbers (B, parts) of the rows.
+        """Find the nearest row of every part: distances (B, parts) in float64, 0 to copies, and numbers (B, parts) of the rows.
 
         A matrix product in float32 finds them, around the rows' mean so that little cancels; their distances are then exact, for
         a difference of two numbers is rounded by its own size, not by theirs.
@@ -289,8 +302,10 @@ class KNNDistance(FittedModule):
             numbers = find_lowest(gaps, self.parts)
             gaps = self.padded[numbers] - x.unsqueeze(1)
             if graph:
-                return gaps.double().square().sum(2).sqrt(), numbers
-            return torch.linalg.vector_norm(gaps, dim=2, dtype=torch.float64), numbers  # without copies in float64
+                distances = gaps.double().square().sum(2).sqrt()
+            else:
+                distances = torch.linalg.vector_norm(gaps, dim=2, dtype=torch.float64)  # without copies in float64
+            return torch.where(distances > self.copied, distances, 0.0), numbers
 
         step = max(1, BLOCK_NUMBERS // max(len(self.rows), self.parts * self.rows.shape[1]))
         if graph or len(x) <= step:  # a graph takes any number of rows at once
@@ -328,7 +343,7 @@ class Ellipsoid(FittedModule):
             return None
         centre = finite.mean(0)
         space = cls(centre, find_whitening(finite - centre).to(torch.promote_types(rows.dtype, torch.float32)))
-        space.zscore = ZScore.fit(space.log_ratio(finite))
+        space.zscore = ZScore.fit_ratios(space.log_ratio(finite))
         return space
 
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:

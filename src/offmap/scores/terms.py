@@ -299,7 +299,8 @@ class InputDistance(Term):
         """Take the scale of in-distribution rows."""
         pairs = [(self.vectors(features), features.itself) for features in data.scale_features]
         for place, (space, _) in enumerate(pairs[0][0]):
-            space.zscore = ZScore.fit(torch.cat([space.log_ratio(spaces[place][1], itself) for spaces, itself in pairs]))
+            values = [space.log_ratio(spaces[place][1], itself) for spaces, itself in pairs]
+            space.zscore = ZScore.fit_ratios(torch.cat(values))
         return self
 
     def forward(self, features: Features) -> Tensor:
@@ -418,7 +419,7 @@ class LayerTerm(Term):
     def fit_scale(self, data: ScoreData) -> Self:
         """Take the scale of in-distribution rows."""
         measured = [self.space.log_ratio(self.vectors(f), self.find_own_places(f.itself)) for f in data.scale_features]
-        self.space.zscore = ZScore.fit(torch.cat(measured))
+        self.space.zscore = ZScore.fit_ratios(torch.cat(measured))
         return self
 
     def forward(self, features: Features) -> Tensor:
@@ -466,7 +467,7 @@ class WhitenedDirections(LayerTerm):
         for fold in permutation(len(rows), "folds").chunk(FOLDS):
             space = Ellipsoid.fit(rows[torch.isin(torch.arange(len(rows), device="cpu"), fold, invert=True)])
             values += [] if space is None else [space.log_ratio(rows[fold])]
-        self.space.zscore = ZScore.fit(torch.cat(values)) if values else self.space.zscore
+        self.space.zscore = ZScore.fit_ratios(torch.cat(values)) if values else self.space.zscore
         return self
 
     def measure_without(self, features: Features, cut: Cut) -> Tensor:
