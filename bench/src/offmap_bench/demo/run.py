@@ -24,7 +24,7 @@ Report = Callable[[str], None]  # called with what is about to be done
 
 PLAIN, ENSEMBLE, DROPOUT = "Plain net", "Deep ensemble ×5", "MC-dropout"
 SCALING, SVD, SVD5, NEAREST = "MaxWEnt", "MaxWEnt-SVD", "MaxWEnt-SVD ×5", "Nearest row"
-JOINED = "offmap's default ×5"
+JOINED = "offmap default ×5"
 METHODS = (PLAIN, ENSEMBLE, DROPOUT, SCALING, SVD, SVD5, JOINED, NEAREST)  # in the order of tables, panels and colours
 
 
