@@ -100,30 +100,30 @@ def fit(
     """Learn the widest weight distribution around a trained model that still explains the data, and guard the model with it.
 
     `fit` first looks at the model on a few rows. It refuses one that draws its own random numbers, depends on earlier calls or
-    lives on several devices. It logs other findings, and keeps them below `guard.summary()`. The model is not changed.
+    lives on several devices. It logs other findings, and keeps them below `guard.summary()`. It does not change the model.
 
     Args:
         model: A trained model, or the members of an ensemble.
         train: The data the model was trained on: a DataLoader, a Dataset, or a pair (inputs, targets).
         valid: Rows the model has not seen; they choose τ and the clip. None: a tenth of `train` stands in, with a warning, and
             there are no intervals or prediction sets until `guard.calibrate`. Rows that repeat those of `train` count as none.
-        calibration: Separate rows for threshold, p-values and intervals, which are then exact; None: those of `valid`, and
-            guarantees are approximate.
-        false_alarms: The fraction of in-distribution inputs that may be called OOD; it sets `guard.threshold`.
+        calibration: Separate rows that the model has not seen. They set threshold, p-values and intervals, whose promises are
+            then exact. None: the rows of `valid` do, and the promises are approximate.
+        false_alarms: The fraction of in-distribution inputs that the guard may flag; it sets `guard.threshold`.
         likelihood: "gaussian", "categorical", "bernoulli", a name in `LIKELIHOODS`, or an object; None: inferred from outputs and
             targets.
         basis: Directions in which weights are random: "svd" of the layer inputs (default) or "identity".
         solver: "refine" (default), "closed-form" without gradient steps, or the paper's "sgd".
         params: The random parameters: "all" (default), "matrices" (two axes or more), "last-layer", patterns of names, or a
             function of (name, tensor). For image classifiers (B, channels, height, width) the default is "last-layer", without
-            gradient steps. So it is, with a log line, if neither `params` nor `solver` is given and one pass over `valid` takes
-            more than 2e9 multiplications of weights: parameters × rows of a fully connected net; in a transformer, once per
-            token. Parameters that no input reaches stay fixed.
+            gradient steps. For large models, too: if one pass over `valid` takes more than 2e9 multiplications of weights
+            (parameters × rows of a fully connected net; in a transformer, once per token). A log line says so. Parameters that
+            no input reaches stay fixed.
         output_fn: Picks the tensor out of what the model returns; None: a tensor, `.logits`, or the first of a tuple.
         target: The key of the targets where batches are dicts.
         allow_nan: Whether inputs may be missing (NaN), because the model itself imputes or marks them. Distances then take
             two missing numbers as equal, and a missing number as different from any other.
-        score: What is OOD. "default" joins the draws' disagreement, energy and generalised entropy of the logits, and distances
+        score: The OOD score. "default" joins the draws' disagreement, energy and generalised entropy of the logits, and distances
             to training rows in inputs and layers, with weights that the training rows choose (`offmap.scores.combine`); "equal"
             gives all of them the same weight, and {"disagreement": 1.0, "inputs": 2.0} those of these names. "distance" is the
             distances alone, "epistemic" the variance of the means or the mutual information, "paper" the mixture variance or
@@ -137,10 +137,11 @@ def fit(
         config: "default", "paper", "reference" or a `Config`; `basis`, `solver`, `params` and further keywords override its
             fields.
         seed: Decides noise, order and split.
-        checkpoint: A file for the state of the fit. Killed and called again with the same arguments, `fit` goes on from there and
-            gives the same guard; at the end the file is removed.
-        ranks: What the ranks of a process group (`torchrun`) pass: the "same" data, which are divided here, rows of their own,
-            "sharded" (also seen by a DistributedSampler), or that this process fits "alone". Each returns the same guard.
+        checkpoint: A file for the state of the fit. If the process dies, call `fit` again with the same arguments: it resumes
+            there and gives the same guard. It removes the file at the end.
+        ranks: What each rank of a process group (`torchrun`) passes: the "same" data, of which `fit` gives each rank a part, or
+            rows of its own, "sharded" (a DistributedSampler tells so). "alone": this process fits by itself. All ranks return
+            the same guard.
         progress: Whether to show a progress bar; None: on a terminal. Without a bar, a line on stderr says every ten seconds
             what `fit` is doing; False shows nothing.
         **options: Fields of `Config`, such as `steps=` or `entropy_weight=`.
