@@ -10,13 +10,14 @@ import json
 import re
 import textwrap
 import tomllib
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from offmap_bench.paths import DOCS, RECORDS, RESULTS, ROOT
-from offmap_bench.runner.shift_table import summarize_shifts
-from offmap_bench.runner.table import Results, methods_markdown
+from offmap_bench.runner.shift_table import KINDS, ShiftResults, kind_of
+from offmap_bench.runner.table import Results, methods_markdown, percent, spread, table
 from offmap_bench.studies.study import TEMPLATES, markdown
 
 Table = dict[str, dict[str, str]]
@@ -74,6 +75,38 @@ def render(name: str) -> str:
 @cache
 def read_shifts() -> Results:
     return Results.read("shifts")
+
+
+def summarize_shifts(results: Results, names: Mapping[str, str]) -> dict[str, str]:
+    """Return what short pages quote: two small tables of the default beside the baseline that does best, and counts.
+
+    `first` has the first task of each kind, UCI aside; `worst` the three tasks on which the default is furthest behind.
+
+    Args:
+        names: What to call tasks.
+    """
+    numbers = ShiftResults(results)
+    best = {task: max(each.items(), key=lambda pair: pair[1]) for task, each in numbers.baselines.items() if each}
+    lead = {task: numbers.aurocs[numbers.default, task] - best[task][1] for task in best}
+    ahead = sum(value > 0 for value in lead.values())
+    firsts = {kind_of(task): task for task in reversed(best) if task.partition("/")[0] in KINDS.values()}
+
+    def tabulate(tasks: Iterable[str]) -> str:
+        rows: list[list[str]] = []
+        for task, label in ((task, best[task][0]) for task in tasks):
+            both = (spread(numbers.by_seed[each, task], percent) for each in (numbers.default, label))
+            rows.append([names.get(task, task), *both, label])
+        return table(["task", "offmap", "best baseline", "which"], rows)
+
+    return {
+        "first": tabulate(task for task in best if task in firsts.values()),
+        "worst": tabulate(sorted(best, key=lambda task: lead[task])[:3]),
+        "seeds": str(len(results.plan.seeds)),
+        "baselines": str(sum(entry.name != "shift_guard" for entry in results.plan.entries)),
+        "tasks": str(len(best)),
+        "ahead": str(ahead),
+        "behind": str(len(best) - ahead),
+    }
 
 
 def cell(page: str, heading: str, row: str, column: str, first: str = "", spread: str = "") -> str:

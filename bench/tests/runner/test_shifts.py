@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from doc_code import module
 from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
 from offmap.metrics import auroc
@@ -21,7 +22,7 @@ from offmap_bench.runner import shift_models, shifts
 from offmap_bench.runner.methods import FitContext
 from offmap_bench.runner.plan import METHODS, Cell, Plan, cells, parse, read_plan
 from offmap_bench.runner.run import Bench
-from offmap_bench.runner.shift_table import shifts_markdown, summarize_shifts
+from offmap_bench.runner.shift_table import shifts_markdown
 from offmap_bench.runner.store import Record, Records, settings_of, to_line
 from offmap_bench.runner.table import Results
 from offmap_bench.tasks.task import Task
@@ -179,6 +180,7 @@ def test_the_net_of_spectrograms_depends_on_the_seed_alone() -> None:
 # ------------------------------------------------------------------------------------------------ plan and page
 
 SOUND = "sound/digits/unseen-digits"
+summarize_shifts = module("blocks").summarize_shifts
 PLAN = parse(
     """
     name = "two"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 import torch
@@ -19,8 +19,6 @@ from offmap_bench.runner.table import (
     ood_sets,
     page,
     percent,
-    spread,
-    table,
     words,
 )
 
@@ -136,42 +134,6 @@ def compare_each_task(numbers: ShiftResults) -> TableSection:
     head = ["task", "default", "best term", "AUROC", "default − term", "best baseline", "AUROC ", "default − baseline"]
     text = "Baselines are all methods but guards. Which term or baseline is best on a task is known only afterwards."
     return TableSection("Each task", head, rows, text)
-
-
-def summarize_shifts(results: Results, names: Mapping[str, str]) -> dict[str, str]:
-    """Return what short pages quote: two small tables of the default beside the baseline that does best, and counts.
-
-    `first` has the first task of each kind, UCI aside; `worst` the three tasks on which the default is furthest behind.
-
-    Args:
-        names: What to call tasks.
-    """
-    numbers = ShiftResults(results)
-    best = {task: max(each.items(), key=lambda pair: pair[1]) for task, each in numbers.baselines.items() if each}
-    lead = {task: numbers.aurocs[numbers.default, task] - best[task][1] for task in best}
-    ahead = sum(value > 0 for value in lead.values())
-    firsts = {kind_of(task): task for task in reversed(best) if task.partition("/")[0] in KINDS.values()}
-
-    def tabulate(tasks: Iterable[str]) -> str:
-        rows = [
-            [
-                names.get(t, t),
-                *(spread(numbers.by_seed[label, t], percent) for label in (numbers.default, best[t][0])),
-                best[t][0],
-            ]
-            for t in tasks
-        ]
-        return table(["task", "offmap", "best baseline", "which"], rows)
-
-    return {
-        "first": tabulate(task for task in best if task in firsts.values()),
-        "worst": tabulate(sorted(best, key=lambda task: lead[task])[:3]),
-        "seeds": str(len(results.plan.seeds)),
-        "baselines": str(sum(entry.name != "shift_guard" for entry in results.plan.entries)),
-        "tasks": str(len(best)),
-        "ahead": str(ahead),
-        "behind": str(len(best) - ahead),
-    }
 
 
 def compare_assessments(numbers: ShiftResults) -> TableSection:

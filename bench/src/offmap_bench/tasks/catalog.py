@@ -38,15 +38,6 @@ TASKS: dict[str, Callable[[int], Task]] = {
 }
 
 
-def names() -> list[str]:
-    """The names of all tasks.
-
-    >>> len(names()), names()[3]
-    (72, 'uci/yacht/extrapolation')
-    """
-    return list(TASKS)
-
-
 def task(name: str, seed: int = 0) -> Task:
     """The task of that name, or of a file of your own ("file:cars.csv#target=price"); `seed` splits its data."""
     if name.startswith(PREFIX):
