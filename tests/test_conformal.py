@@ -101,7 +101,7 @@ def test_p_value_counts_calibration_scores_at_least_as_large(calibration: list[i
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=12), st.floats(0.01, 0.99))
 def test_score_above_the_quantile_is_score_with_a_small_p_value(calibration: list[float], level: float) -> None:
     scores = torch.tensor(calibration, dtype=torch.float64)
-    n, q = len(calibration), quantile(scores, level)
+    n, q = len(calibration), quantile(Calibration(scores).raised, level)
     for s in [*calibration, -11.0, 11.0]:
         alarms = p_value(scores, torch.tensor([s], dtype=torch.float64)).item() * (n + 1)
         # s > q: fewer than n − k + 1 calibration scores reach s

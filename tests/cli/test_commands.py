@@ -235,7 +235,7 @@ def test_fit_and_assess_tell_what_the_guard_can_see(shell):
     fitted = shell(*words, "--solver", "closed-form", "--draws", 10, "-o", "guard2")
     assert (fitted.code, fitted.err) == (0, "")
     table = f"What this guard can see, from in-distribution data alone\n{guard.assess()}\n"
-    assert fitted.out.endswith(f" -o scores.parquet\n\n{table}")
+    assert fitted.out.endswith(f" -o scores.csv\n\n{table}")
 
 
 def test_an_assessment_is_json_for_machines(shell):

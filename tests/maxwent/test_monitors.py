@@ -196,4 +196,4 @@ def test_a_history_is_described_by_its_last_check():
     assert history.describe() == ""
     history.add(10, 0.0, *(torch.tensor(v) for v in ([9.0, 9.0], [9.0, 9.0], [9.0, 9.0])))
     history.add(20, 0.0, *(torch.tensor(v) for v in ([0.5, 1.0], [-3.0, -4.5], [9.0, 9.0])))
-    assert history.describe() == "risk 0.750  τ 2.000  entropy -3.75"
+    assert history.describe() == "risk 0.750 (τ 2.000), entropy -3.75"
