@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,7 @@ def test_bad_validation_data_are_refused_before_the_head_is_trained(guard: offma
     def begun(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the training began")
 
-    monkeypatch.setattr(sys.modules["offmap.export.distill"], "train_head", begun)
+    monkeypatch.setattr(importlib.import_module("offmap.export.distill"), "train_head", begun)
     with pytest.raises(DataError, match="Expected finite inputs, but row 0 of `valid`"):
         offmap.distill(guard, TRAIN, (VALID[0] * torch.nan, VALID[1]), rows=100)
     with pytest.raises(ConfigError, match="Expected `false_alarms` strictly between 0 and 1"):
