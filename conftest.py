@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small tensors run many times slower on two threads
@@ -18,6 +20,15 @@ collect_ignore = ["bench/src/offmap_bench/speed"]  # races against libraries tha
 
 settings.register_profile("offmap", deadline=None)  # the first call of a torch function is slow, and machines are shared
 settings.load_profile("offmap")
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Keep what a command does to the logger, such as `--quiet`, from the tests after it."""
+    logger = logging.getLogger("offmap")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

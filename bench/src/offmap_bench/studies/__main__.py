@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import runpy
 from importlib import import_module
 
@@ -26,6 +27,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m offmap_bench.studies", description=__doc__)
     parser.add_argument("names", nargs="+", choices=[*STUDIES, "pages"])
     names = parser.parse_args().names
+    logging.getLogger("offmap").setLevel(logging.ERROR)  # few validation rows, rows that are alike: what is measured
     for name in STUDIES if "pages" in names else names:
         study = load(name)
         if name in names:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +46,6 @@ class Study:
     def run(self) -> None:
         """Measure the cells that the record lacks, with four significant digits, and save after each of them."""
         torch.set_num_threads(1)
-        logging.getLogger("offmap").setLevel(logging.ERROR)  # few validation rows, rows that are alike: what is measured
         record = self.read()
         for cell, measure in self.cells().items():
             if cell not in record["runs"]:
