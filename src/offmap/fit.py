@@ -90,7 +90,7 @@ def fit(
     groups: Sequence[Any] | Tensor | None = None,
     chunk_size: int | Literal["auto"] = "auto",
     batch_size: int = 128,
-    config: Config | str = "default",
+    config: Config | Literal["default", "paper", "reference"] = "default",
     seed: int = 0,
     checkpoint: str | Path | None = None,
     ranks: Literal["same", "sharded", "alone"] = "same",

@@ -89,6 +89,14 @@ def test_the_same_seed_gives_the_same_head_and_leaves_random_numbers_alone(
     assert torch.equal(again.score(x), one.score(x))
 
 
+def test_a_tenth_of_train_stands_in_for_valid_with_a_warning(guard: offmap.Guard, caplog: pytest.LogCaptureFixture) -> None:
+    head = offmap.distill(guard, TRAIN, rows=200)
+    assert "No validation data" in caplog.text
+    assert len(head.calibration.scores) == len(TRAIN[0]) // 10
+    assert head.calibration.seen
+    assert "uncalibrated" in repr(head)
+
+
 def test_the_model_and_the_guard_are_left_as_they_were(guard: offmap.Guard) -> None:
     model = guard.predictive.model.module  # pyright: ignore[reportAttributeAccessIssue]
     before, scores = {n: t.clone() for n, t in all_params(model).items()}, guard.score(inputs(9, 2))

@@ -26,9 +26,9 @@ from torch.nn.utils import skip_init
 
 from offmap import checks
 from offmap._types import Data, Inputs
-from offmap.data import Batch, Rows, as_batches, fork_rng, load_rows
+from offmap.data import Batch, Rows, fork_rng
 from offmap.data.batch import WIDEST, take_rows
-from offmap.data.batches import mark_repeats, sample_rows, watch_repeats
+from offmap.data.batches import load_train_valid, mark_repeats, sample_rows, watch_repeats
 from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError
 from offmap.export.module import BaseModels, GuardModule, example_rows, export_module, layers_of, with_weights
@@ -213,7 +213,7 @@ def _rows_at_once(guard: Guard) -> int:
 
 
 def distill(
-    guard: Guard, train: Data, valid: Data, *, rows: int = 12_000, false_alarms: float = 0.05, seed: int = 0
+    guard: Guard, train: Data, valid: Data | None = None, *, rows: int = 12_000, false_alarms: float = 0.05, seed: int = 0
 ) -> DistilledGuard:
     """Teach a small head the guard's score: a detector that costs about two passes instead of draws and neighbours.
 
@@ -224,7 +224,7 @@ def distill(
     Args:
         guard: The teacher. Its inputs must be one floating-point tensor or array.
         train: Training data, of which at most 4,096 rows are taken.
-        valid: In-distribution rows that set the threshold, which is conformal.
+        valid: Rows the model has not seen, which set the threshold. None: a tenth of `train`, uncalibrated, with a warning.
         rows: How many OOD rows to make.
         false_alarms: Share of in-distribution rows that may be called OOD.
         seed: Seed of the OOD rows and of the head.
@@ -235,8 +235,8 @@ def distill(
         raise ConfigError("Expected a guard of complete inputs to distill, but this one allows NaN. Export the guard itself.")
     rows, seed = checks.integer("rows", rows, 100), checks.integer("seed", seed)
     with fork_rng(guard.seed):
-        held = load_rows(as_batches(valid, guard.place, name="valid", target=guard.target), at_least=2)
-        data = watch_repeats(as_batches(train, guard.place, name="train", target=guard.target), held)
+        data, held = load_train_valid(train, valid, guard.place, seed=guard.seed, batch_size=128, target=guard.target)
+        data = watch_repeats(data, held)
     false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
     with fork_rng(guard.seed):
         parts = sample_rows(data, REFERENCE_ROWS, guard.seed)
