@@ -230,7 +230,7 @@ def test_the_share_of_alarms_is_bounded_for_any_sequence(values: list[float], ti
     adaptive = offmap.AdaptiveThreshold(guard, lr=lr, false_alarms=rate)
     scores = torch.tensor(values, dtype=torch.float64).repeat_interleave(times).repeat(times)
     first, flagged = adaptive.level, adaptive.update(scores)
-    levels = [*((scores - adaptive.centre) / adaptive.spread).clamp(max=1e38).asinh().tolist(), first]
+    levels = [*((scores - adaptive.centre) / adaptive.unit).clamp(max=1e38).asinh().tolist(), first]
     assert abs(float(flagged.double().mean()) - rate) <= (max(levels) - min(levels) + lr) / (lr * len(scores)) + 1e-9
 
 

@@ -166,7 +166,7 @@ def test_the_whitening_in_the_first_layer_changes_no_number_near_and_far() -> No
     scale, log_radius = head.split(rows)
     white = scale * (rows.double() @ turn + shift)
     hidden = white @ torch.linalg.inv(turn) @ head.first.weight.double().mT + head.first.bias
-    expected = head.centre + head.spread * head.after_first(hidden.float(), log_radius.float())
+    expected = head.centre + head.unit * head.after_first(hidden.float(), log_radius.float())
     torch.testing.assert_close(head(rows), expected, rtol=1e-3, atol=1e-3)
 
 

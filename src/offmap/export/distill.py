@@ -69,7 +69,7 @@ class Head(nn.Module):
     radius: Tensor
     shift: Tensor
 
-    def __init__(self, reference: Tensor, centre: float, spread: float, seed: int = 0, *, logarithmic: bool = True) -> None:
+    def __init__(self, reference: Tensor, centre: float, unit: float, seed: int = 0, *, logarithmic: bool = True) -> None:
         super().__init__()
         layers: list[nn.Linear] = []
         for place, (inputs, outputs) in enumerate([(reference.shape[1], WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]):
@@ -84,7 +84,7 @@ class Head(nn.Module):
         self.second: nn.Linear = layers[1]
         self.last: nn.Linear = layers[2]
         self.centre: float = centre
-        self.spread: float = spread
+        self.unit: float = unit
         self.slope: float = 0.0
         self.logarithmic: bool = logarithmic
         rows = reference.double()
@@ -114,7 +114,7 @@ class Head(nn.Module):
         hidden = scale * F.linear(features.to(self.first.weight), self.first.weight, self.shift) + self.first.bias
         value = self.after_first(hidden, log_radius)
         value = value if self.logarithmic else value.clamp(-30, 30).sinh()  # float32 holds sinh of that with ease
-        return (self.centre + self.spread * value).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        return (self.centre + self.unit * value).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 class DistilledScore(Score):
@@ -316,10 +316,10 @@ def train_head(
     levels = levels[levels.isfinite()].double()
     levels = levels if len(levels) else levels.new_zeros(1)
     low, centre, high = levels.quantile(levels.new_tensor([0.16, 0.5, 0.84])).tolist()
-    spread = (high - low) / 2 or 1.0
-    head = Head(reference, centre, spread, seed, logarithmic=logarithmic).to(features.device)
+    unit = (high - low) / 2 or 1.0
+    head = Head(reference, centre, unit, seed, logarithmic=logarithmic).to(features.device)
     matrix, shift = fit_whitening(reference)
-    wanted = ((scores.double() - centre) / spread).nan_to_num(nan=torch.inf).clamp(-1e9, 1e9)
+    wanted = ((scores.double() - centre) / unit).nan_to_num(nan=torch.inf).clamp(-1e9, 1e9)
     scale, log_radius = head.split(features)
     head.slope = fit_slope(log_radius[:, 0], wanted if logarithmic else wanted.asinh())
     white = torch.cat([scale * (features.double() @ matrix + shift), log_radius], 1)
