@@ -28,12 +28,12 @@ def stochastic(members: int = 1, chunk_size: int = 16) -> Stochastic:
     return Stochastic(BatchedModel(stack_models([regressor(s) for s in range(members)]).module, chunk_size=chunk_size), q)
 
 
-def sampled(members: int = 2) -> Sampled:
+def sample_outputs(members: int = 2) -> Sampled:
     at = stack_models([regressor(s) for s in range(members)])
     return Sampled(BatchedModel(at.module), at.mean | at.fixed)
 
 
-@pytest.mark.parametrize("made", [stochastic(), stochastic(3), sampled(1), sampled(3)])
+@pytest.mark.parametrize("made", [stochastic(), stochastic(3), sample_outputs(1), sample_outputs(3)])
 def test_both_are_predictives_and_member_major(made: Any) -> None:
     assert isinstance(made, offmap.Predictive)
     outputs = made.outputs(X, 4, clip=0.0, seed=0)
@@ -76,7 +76,7 @@ def test_outputs_need_no_gradient() -> None:
 
 
 def test_members_come_back_as_plain_modules() -> None:
-    nets = sampled(3).nets()
+    nets = sample_outputs(3).nets()
     assert all(isinstance(net, nn.Sequential) for net in nets)
     for member, net in enumerate(nets):
         assert torch.equal(net(X), regressor(member)(X))
@@ -108,7 +108,7 @@ def test_override_changes_fields_and_names_the_nearest() -> None:
         override(offmap.Config(), {"drwas": 3}, also=["draws"])
 
 
-@pytest.mark.parametrize("whole", [stochastic(3), sampled(3)])
+@pytest.mark.parametrize("whole", [stochastic(3), sample_outputs(3)])
 def test_a_member_alone_gives_its_own_share_of_the_outputs(whole: Any) -> None:
     outputs = whole.outputs(X, 4, clip=None, seed=0)
     alone = [Member(whole, m) for m in range(3)]
@@ -131,7 +131,7 @@ def test_the_first_member_of_a_fit_is_a_fit_on_that_net_alone() -> None:
 
 def test_a_member_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="Expected `index` from 0 to 1, one of the members, but got 2"):
-        Member(sampled(2), 2)
+        Member(sample_outputs(2), 2)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -148,7 +148,7 @@ def test_a_cached_predictive_sees_inputs_that_were_changed_in_place(wrapped: boo
 
 def test_every_kind_declares_model_history_and_mean_weights() -> None:
     source = stochastic(2)
-    for kind in (source, sampled(2), Member(source, 1), CachedPredictive(source)):
+    for kind in (source, sample_outputs(2), Member(source, 1), CachedPredictive(source)):
         assert isinstance(kind, offmap.Predictive)
         assert kind.model is not None
         weights = kind.mean_weights()
