@@ -76,6 +76,14 @@ def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05)
         guards: Two or more, which must take the same inputs and predict the same targets.
         valid: In-distribution rows the models have not seen, which set the scales of the scores and the threshold.
         false_alarms: Share of in-distribution rows that may be called OOD.
+
+    >>> from offmap.fit import fit
+    >>> x = torch.linspace(-1, 1, 60)[:, None]
+    >>> train, valid = (x[::2], x[::2, 0]), (x[1::2], x[1::2, 0])
+    >>> models = torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    >>> guards = [fit(model, train, valid, solver="closed-form", progress=False) for model in models]
+    >>> combine(guards, valid)(torch.tensor([[0.0], [50.0]])).ood
+    tensor([False,  True])
     """
     members = tuple(guards) if isinstance(guards, Sequence) else ()
     if len(members) < 2 or not all(isinstance(guard, Guard) for guard in members):

@@ -12,12 +12,11 @@ from torch import nn
 
 import offmap
 from offmap.errors import ConfigError, ModelError
-from offmap.integrations.nets import mlp
 from offmap.maxwent.config import Runtime, override
 from offmap.model.forward import BatchedModel
 from offmap.model.params import stack_models
 from offmap.posterior.distribution import scaling
-from offmap.posterior.predictive import CachedPredictive, Member, OutputsOnly, Sampled, Stochastic, as_predictive
+from offmap.posterior.predictive import CachedPredictive, OutputsOnly, Sampled, Stochastic, as_predictive
 from trained import classifier, inputs, regressor
 
 X = inputs(9, 5)
@@ -108,32 +107,6 @@ def test_override_changes_fields_and_names_the_nearest() -> None:
         override(offmap.Config(), {"drwas": 3}, also=["draws"])
 
 
-@pytest.mark.parametrize("whole", [stochastic(3), sample_outputs(3)])
-def test_a_member_alone_gives_its_own_share_of_the_outputs(whole: Any) -> None:
-    outputs = whole.outputs(X, 4, clip=None, seed=0)
-    alone = [Member(whole, m) for m in range(3)]
-    assert all(isinstance(member, offmap.Predictive) and member.members == 1 for member in alone)
-    assert torch.equal(torch.cat([member.outputs(X, 4, clip=None, seed=0) for member in alone]), outputs)
-    assert alone[0].model is whole.model
-
-
-def test_the_first_member_of_a_fit_is_a_fit_on_that_net_alone() -> None:
-    nets, x = [mlp(3, 2, hidden=[20], seed=s) for s in range(2)], inputs(60, 5)  # with variances of their own: no shared noise
-    data = (x, x[:, 0])
-    options: dict[str, Any] = {"solver": "refine", "steps": 20, "check_every": 10, "risk_draws": 10, "progress": False}
-    both = offmap.fit(nets, data, data, **options)
-    alone = offmap.fit(nets[0], data, data, **options)
-    seen = offmap.guard(Member(both.predictive, 0), data, train=data, likelihood=both.likelihood)
-    assert seen.clip == alone.clip
-    torch.testing.assert_close(seen.score(x), alone.score(x), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(seen.predict(x).mean, alone.predict(x).mean, rtol=1e-4, atol=1e-4)
-
-
-def test_a_member_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Expected `index` from 0 to 1, one of the members, but got 2"):
-        Member(sample_outputs(2), 2)
-
-
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_cached_predictive_sees_inputs_that_were_changed_in_place(wrapped: bool) -> None:
     source = stochastic(2)
@@ -148,12 +121,12 @@ def test_a_cached_predictive_sees_inputs_that_were_changed_in_place(wrapped: boo
 
 def test_every_kind_declares_model_history_and_mean_weights() -> None:
     source = stochastic(2)
-    for kind in (source, sample_outputs(2), Member(source, 1), CachedPredictive(source)):
+    for kind in (source, sample_outputs(2), CachedPredictive(source)):
         assert isinstance(kind, offmap.Predictive)
         assert kind.model is not None
         weights = kind.mean_weights()
         assert weights is not None
-        torch.testing.assert_close(weights["0.weight"], regressor(1 if isinstance(kind, Member) else 0)[0].weight.detach())
+        torch.testing.assert_close(weights["0.weight"], regressor(0)[0].weight.detach())
 
 
 class Constant:
