@@ -123,10 +123,10 @@ class DistilledScore(Score):
     `widths` are numbers per row of the inputs, "", and of every layer; more than 256 are turned into random directions.
     """
 
-    def __init__(self, widths: dict[str, int], dtype: torch.dtype, head: Head | None = None) -> None:
+    def __init__(self, widths: dict[str, int], dtype: torch.dtype) -> None:
         super().__init__()
         self.widths: dict[str, int] = widths
-        self.head: Head | None = head
+        self.head: Head | None = None
         self.reads: Reads = Reads(False, layers=tuple(widths)[1:])
         for place, width in enumerate(widths.values()):
             fixed = directions(width, NARROW)

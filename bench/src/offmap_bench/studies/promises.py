@@ -34,7 +34,7 @@ from offmap_bench.tasks.task import data_root
 SIZES = (20, 100, 300, 1000, 5000)
 """Rows in `valid`, or in `calibrate`."""
 
-TEST, LEVEL, ALARMS = 3000, 0.9, 0.05
+TEST, LEVEL = 3000, 0.9
 P_LEVELS = (0.1, 0.25, 0.5, 0.75)
 BLOCK = 20  # seeds of one cell of the record
 WORDS = 1000
