@@ -307,8 +307,8 @@ class KNNDistance(FittedModule):
         if torch.compiler.is_compiling() or len(x) <= step:  # a graph takes any number of rows at once
             return find(x, itself)
         cuts = [slice(start, start + step) for start in range(0, len(x), step)]
-        found = [find(x[cut], None if itself is None else itself[cut]) for cut in cuts]
-        return torch.cat([distances for distances, _ in found]), torch.cat([numbers for _, numbers in found])
+        parts = [find(x[cut], None if itself is None else itself[cut]) for cut in cuts]
+        return torch.cat([distances for distances, _ in parts]), torch.cat([numbers for _, numbers in parts])
 
 
 class Ellipsoid(FittedModule):
@@ -447,8 +447,8 @@ class TableEncoder(FittedModule):
 
     def kinds(self) -> dict[str, list[int]]:
         """Number the columns that are no plain numbers: "indicators", "missing" (in some rows), and "categories" among codes."""
-        found = {"indicators": self.indicators, "missing": self.missing == 1.0}
-        columns = {kind: where.nonzero().flatten().tolist() for kind, where in found.items()}
+        marks = {"indicators": self.indicators, "missing": self.missing == 1.0}
+        columns = {kind: where.nonzero().flatten().tolist() for kind, where in marks.items()}
         return columns | {"categories": self.categories[0].unique().tolist()}
 
 

@@ -282,15 +282,15 @@ def own_method(name: str) -> Method:
 
     def fit(context: FitContext, settings: Settings) -> Fitted:
         begin = time.perf_counter()
-        made = make(context, **without(settings, *SCORING))
+        result = make(context, **without(settings, *SCORING))
         seconds = time.perf_counter() - begin
-        if hasattr(made, "score"):
-            return Fitted(scorer=made, seconds=seconds)
-        if not (hasattr(made, "outputs") and hasattr(made, "members")):
+        if hasattr(result, "score"):
+            return Fitted(scorer=result, seconds=seconds)
+        if not (hasattr(result, "outputs") and hasattr(result, "members")):
             words = "an object with `score(x)`, or with `members` and `outputs(x, draws, *, clip, seed)`"
-            raise ConfigError(f"Expected {name!r} to return {words}, but got {type(made).__name__}.")
+            raise ConfigError(f"Expected {name!r} to return {words}, but got {type(result).__name__}.")
         x, y = context.task.valid
-        return Fitted(made, infer(made.outputs(x, 1, clip=None, seed=0)[0], y, context.task.likelihood), seconds=seconds)
+        return Fitted(result, infer(result.outputs(x, 1, clip=None, seed=0)[0], y, context.task.likelihood), seconds=seconds)
 
     return Method(fit, fill, frozenset({p.name for p in rest} | {*SCORING}), from_models=True)
 
