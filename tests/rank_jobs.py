@@ -82,10 +82,10 @@ def fit_small(net: nn.Module, train: Any, valid: Any, **options: Any) -> Tensors
 
 def moments() -> Tensors:
     """Σ h hᵀ by way of its bases: s, and V·diag(s²)·Vᵀ; more rows than are all counted, in several batches."""
-    at, data = stack_models(convolutions()), as_batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
+    stacked, data = stack_models(convolutions()), as_batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
     with join_group() as group:
         dealt = feed_inputs(data, group)
-        seen = observe(at, feed_inputs(data), rotated=True, group=group, shard=dealt)
+        seen = observe(stacked, feed_inputs(data), rotated=True, group=group, shard=dealt)
     found: Tensors = {}
     for name, b in seen.bases.items():
         v = b.matrix

@@ -28,8 +28,8 @@ def stochastic(members: int = 1, chunk_size: int = 16) -> Stochastic:
 
 
 def sample_outputs(members: int = 2) -> Sampled:
-    at = stack_models([regressor(s) for s in range(members)])
-    return Sampled(BatchedModel(at.module), at.mean | at.fixed)
+    stacked = stack_models([regressor(s) for s in range(members)])
+    return Sampled(BatchedModel(stacked.module), stacked.mean | stacked.fixed)
 
 
 @pytest.mark.parametrize("made", [stochastic(), stochastic(3), sample_outputs(1), sample_outputs(3)])
@@ -82,19 +82,19 @@ def test_members_come_back_as_plain_modules() -> None:
 
 
 def test_runtime_measures_the_model() -> None:
-    at = stack_models(classifier())
-    model = Runtime().model(at.module, at.mean, X)
+    stacked = stack_models(classifier())
+    model = Runtime().model(stacked.module, stacked.mean, X)
     assert (model.output_numbers, model.output_axes) == (3, 1)
     assert model.chunk_size > 1
-    assert Runtime(chunk_size=7).model(at.module, at.mean, X).chunk_size == 7
+    assert Runtime(chunk_size=7).model(stacked.module, stacked.mean, X).chunk_size == 7
 
 
 def test_runtime_refuses_what_it_cannot_run() -> None:
-    at = stack_models(classifier())
+    stacked = stack_models(classifier())
     with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(2, 4\)"):
-        Runtime().model(at.module, at.mean, inputs(9, features=4))
+        Runtime().model(stacked.module, stacked.mean, inputs(9, features=4))
     with pytest.raises(ModelError, match=r"one output row per input row, but Sequential made \(1, 3\) of 2 rows"):
-        Runtime(output_fn=lambda out: out[:1]).model(at.module, at.mean, X)
+        Runtime(output_fn=lambda out: out[:1]).model(stacked.module, stacked.mean, X)
 
 
 def test_override_changes_fields_and_names_the_nearest() -> None:

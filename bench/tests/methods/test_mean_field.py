@@ -52,9 +52,9 @@ def test_the_grid_is_the_papers() -> None:
 def test_the_objective_is_the_weighted_bound_written_out() -> None:
     """Per row: mean NLL of one drawn net + (λ/n)·KL(N(μ, σ²) ‖ N(0, 1)), summed over settings and members."""
     config = replace(QUICK, initial_raw_scale=-1.0, draws_per_step=2)
-    at, (x, y) = stack_models(nets()), trained.regression(16)
-    q = start(at, 2, config)
-    model = Runtime().model(at.module, at.mean, x)
+    stacked, (x, y) = stack_models(nets()), trained.regression(16)
+    q = start(stacked, 2, config)
+    model = Runtime().model(stacked.module, stacked.mean, x)
     weight = torch.tensor([0.1, 3.0]) / 60
     ours = Posteriors(q, model, LAW, config, 2, 5).losses(weight, 7, (x, y)).sum()
     sigma, slow = math.log1p(math.exp(-1.0)), 0.0
@@ -147,10 +147,10 @@ def test_biases_without_noise_are_trained() -> None:
 
 @pytest.mark.parametrize("risk", ["nll", "averaged-nll"])
 def test_the_state_is_judged_by_the_mixture_or_by_averaged_outputs(risk: str) -> None:
-    at, valid = stack_models(nets()), rows(trained.regression(30, 1), "valid")
+    stacked, valid = stack_models(nets()), rows(trained.regression(30, 1), "valid")
     config = replace(QUICK, risk=risk, initial_raw_scale=0.0)
-    q = start(at, 1, config)
-    ours = Posteriors(q, Runtime().model(at.module, at.mean, valid.inputs), LAW, config, 2, 5).validation(valid)
+    q = start(stacked, 1, config)
+    ours = Posteriors(q, Runtime().model(stacked.module, stacked.mean, valid.inputs), LAW, config, 2, 5).validation(valid)
     for member, net in enumerate(nets()):
         outputs = []
         for draw in range(config.risk_draws):
