@@ -326,6 +326,11 @@ HOSTS: dict[str, tuple[Callable[[], Any], str]] = {
         "Expected a model that returns a tensor, .*but got dict. Pass `output_fn=",
     ),
     "a number": (lambda: Returns(lambda out: out.mean()), r"one output row per input row, but Returns made \(\) of 2 rows"),
+    "classes": (lambda: Returns(Tensor.long), "floating-point outputs, .*but Returns returns torch.int64. Return what comes"),
+    "complex": (lambda: Returns(torch.fft.fft), "floating-point outputs, .*but Returns returns torch.complex64"),
+    "eight bits": (
+        lambda: regressor().to(torch.float8_e4m3fn), "16 bits or more, but `0.weight` is torch.float8_e4m3fn. Fit a copy"
+    ),
     "one row": (lambda: Returns(lambda out: out[:1]), r"one output row per input row, but Returns made \(1, 1\) of 2 rows"),
     "other architecture": (
         lambda: [regressor(), nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 1))],

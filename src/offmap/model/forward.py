@@ -117,12 +117,17 @@ def _first_line(error: Exception) -> str:
 
 
 def check_rows(model: nn.Module, output: object, inputs: Inputs) -> None:
-    """Raise a ModelError unless the output is a tensor with one row per input row."""
+    """Raise a ModelError unless the output is a tensor of real numbers with one row per input row."""
     if not isinstance(output, Tensor) or output.ndim == 0 or output.shape[0] != rows_of(inputs):
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ModelError(
             f"Expected one output row per input row, but {type(model).__name__} made {got} of {rows_of(inputs)} rows. "
             "Give the inputs a batch axis in front, or pass `output_fn=` to pick the right tensor."
+        )
+    if not output.is_floating_point():
+        raise ModelError(
+            f"Expected floating-point outputs, such as means or logits, but {type(model).__name__} returns {output.dtype}. "
+            "Return what comes before `argmax` or rounding, or pass `output_fn=`, such as `torch.abs` of complex numbers."
         )
 
 
