@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from offmap import checks
 from offmap._version import __version__
 from offmap.atomic import write_whole
 from offmap.checks import require
@@ -97,7 +98,7 @@ class ExportTask:
 
 def check_path(path: str | Path) -> Path:
     """Return the path, refused unless its suffix names a format and its folder can be written to: an export takes a while."""
-    path = Path(path)
+    path = checks.path("path", path)
     if path.suffix not in FORMATS:
         raise ConfigError(f"Expected `path` to end in {' or '.join(FORMATS)}, but got {path.name!r}.")
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):

@@ -34,7 +34,7 @@ Draw: TypeAlias = Callable[[range], Weights]  # gives those draws of every membe
 Plan: TypeAlias = list[tuple[str, nn.Module]]  # layers for batched products, each with the prefix of its parameters' names
 
 # what a model may raise on inputs of a form that it does not know
-MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
+MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError, ArithmeticError)
 CACHE_NUMBERS = 1 << 23  # numbers that a cache holds unless told otherwise (32 MB in float32)
 OUTPUT_NUMBERS = 1 << 24  # numbers in the stacked outputs of one block of rows (64 MB in float32)
 LOOP_NUMBERS = 1 << 21  # weights drawn at once for a model that is looped over (8 MB): cheaper than one by one
