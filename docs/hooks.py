@@ -21,7 +21,7 @@ ASKS = re.compile(r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\ssrc
                   r"|(?:url\(|@import\s+)[\"']?((?:https?:)?//[^\"')\s]+)", re.IGNORECASE)  # fmt: skip
 
 
-def asked(html: str) -> list[str]:
+def find_requests(html: str) -> list[str]:
     """Addresses on other servers that a browser would fetch to show this page. Links that a reader may follow do not count."""
     return ["".join(found) for found in ASKS.findall(html)]
 
@@ -38,6 +38,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Refuse a page that cannot be read offline."""
-    if foreign := asked(output):
+    if foreign := find_requests(output):
         raise PluginError(f"{page.file.src_uri} asks other servers for {foreign}: put a copy into docs/assets.")
     return output

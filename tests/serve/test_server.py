@@ -70,7 +70,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def started(path: Path, log: Path, *words: str) -> Generator[tuple[str, subprocess.Popen[str]]]:
+def start_server(path: Path, log: Path, *words: str) -> Generator[tuple[str, subprocess.Popen[str]]]:
     """A server process, which logs to a file, and its address; it must end well when told to."""
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
@@ -108,7 +108,7 @@ def exported(guard: offmap.Guard, tmp_path_factory: pytest.TempPathFactory) -> P
 def server(guard: offmap.Guard, exported: Path) -> Generator[Server]:
     log = exported.parent / "log"
     with (
-        started(exported, log, "--access-log", "--log-format", "json") as (url, process),
+        start_server(exported, log, "--access-log", "--log-format", "json") as (url, process),
         httpx.Client(base_url=url, timeout=30) as client,
     ):
         yield Server(guard, url, client, process.pid, log)
@@ -230,7 +230,7 @@ def test_bodies_that_are_too_long_or_too_slow_are_cut_off(server: Server) -> Non
         assert b" 408 " in slow.recv(4096).splitlines()[0]
 
 
-def answered(connection: socket.socket) -> bytes:
+def read_answer(connection: socket.socket) -> bytes:
     """One whole answer of /health, in however many pieces it comes."""
     received = b""
     while not received.endswith(b"}"):
@@ -242,15 +242,15 @@ def test_headers_that_come_too_slowly_are_cut_off(server: Server) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
-    def opened() -> socket.socket:
+    def open_connection() -> socket.socket:
         return socket.create_connection((host, int(port)), timeout=20)
 
-    with opened() as silent, opened() as dripping, opened() as second:
+    with open_connection() as silent, open_connection() as dripping, open_connection() as second:
         for byte in (whole[:6], whole[6:8], whole[8:9]):
             dripping.sendall(byte)
             time.sleep(0.2)  # bytes now and then do not win more time
         second.sendall(whole)
-        assert b" 200 " in answered(second).splitlines()[0]
+        assert b" 200 " in read_answer(second).splitlines()[0]
         second.sendall(whole[:5])  # the next request of a kept connection has its own clock
         assert server.ask(torch.tensor(ROW))["score"].shape == (1,)  # others do not wait
         for slow in (silent, dripping, second):
@@ -265,7 +265,7 @@ def test_requests_in_time_are_answered_one_after_another(server: Server) -> None
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
             time.sleep(0.5)
             connection.sendall(b"\r\n")
-            assert b" 200 " in answered(connection).splitlines()[0]
+            assert b" 200 " in read_answer(connection).splitlines()[0]
             time.sleep(0.7)  # rest is no slowness: all three take longer than a header may
 
 
@@ -313,16 +313,16 @@ def test_metrics_and_live_page_tell_the_rolling_share(server: Server) -> None:
 
 
 def test_requests_and_alarms_are_logged_and_nothing_of_what_was_sent(server: Server) -> None:
-    def logged() -> list[dict[str, Any]]:
+    def read_log() -> list[dict[str, Any]]:
         server.get("/health")  # a line is written after its response: this one comes later
         return [line for line in server.logged() if line.get("path") != "/health"]
 
     server.ask(torch.zeros(50, 3))
-    first = len(logged())
+    first = len(read_log())
     server.ask(20.731058 + torch.zeros(25, 3))
     server.client.get("/metrics?secret=1", headers={"Authorization": "Bearer guess-me"})
     server.ask(torch.zeros(50, 3))
-    lines = logged()[first:]
+    lines = read_log()[first:]
     assert [(line["level"], line["event"]) for line in lines] == [
         ("WARNING", "alarm on"), ("INFO", "request"), ("WARNING", "request"), ("INFO", "alarm off"), ("INFO", "request"),
     ]  # fmt: skip
@@ -374,7 +374,7 @@ def test_whatever_the_schema_allows_or_forbids_gets_an_answer_that_it_names(
 
 def test_answers_that_are_owed_are_given_before_the_server_ends(exported: Path, tmp_path: Path) -> None:
     body = json.dumps({"inputs": ROW}).encode()
-    with started(exported, tmp_path / "log") as (url, process):
+    with start_server(exported, tmp_path / "log") as (url, process):
         assert httpx.get(f"{url}/health", timeout=30).status_code == 200
         with slowly(url, body) as owed:
             time.sleep(0.2)  # until the request is begun
