@@ -43,6 +43,8 @@ class AdaptiveThreshold:
     """
 
     def __init__(self, detector: Detector, *, lr: float = 0.02, false_alarms: float | None = None) -> None:
+        if not isinstance(detector, Detector):
+            raise ConfigError(f"Expected a guard or another detector, but got {type(detector).__name__}.")
         calibration = detector.calibration
         scores = calibration.scores.detach().cpu().double()
         scores = scores[scores.isfinite()]

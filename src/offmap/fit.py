@@ -264,7 +264,9 @@ def guard(
         raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
     with fork_rng(seed):
         rows = load_rows(as_batches(valid, place, name="valid", target=target), at_least=2)
-        likelihood = resolve(likelihood, predictive.outputs(rows.inputs, 1, clip=0.0, seed=seed), rows.targets)
+        outputs: Any = predictive.outputs(rows.inputs, 1, clip=0.0, seed=seed)
+        check_outputs(outputs, rows.rows)
+        likelihood = resolve(likelihood, outputs, rows.targets)
         separate = load_calibration(calibration, place, target)
         reference = None if train is None else as_batches(train, place, name="train", target=target)
         if isinstance(reference, Rows):
@@ -274,6 +276,19 @@ def guard(
             draws=draws, clip=clip, false_alarms=false_alarms, seed=seed, target=target,
         )  # fmt: skip
         return replace(guard, probe=make_probe(rows.inputs))
+
+
+def check_outputs(outputs: Any, rows: int) -> None:
+    """Raise unless these can be outputs of a Predictive for so many rows: finite numbers, (M·P, B, ...)."""
+    real = isinstance(outputs, Tensor) and outputs.is_floating_point()
+    if not real or outputs.ndim < 2 or outputs.shape[1] != rows:
+        got = f"{outputs.dtype} {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ModelError(
+            f"Expected `predictive.outputs` to return floating-point tensors (members · draws, {rows}, ...), but got {got}. "
+            "`torch.as_tensor(array).float()` makes one of an array."
+        )
+    if not bool(outputs.isfinite().all()):
+        raise ModelError("Expected `predictive` to give finite outputs, but it gives NaN or infinite values on `valid`.")
 
 
 def make_probe(x: Inputs) -> Tensor | None:

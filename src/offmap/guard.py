@@ -278,8 +278,10 @@ class Guard(Detector):
             raise ConfigError("Expected a guard over a weight distribution; build other guards on the device where they run.")
         try:
             torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
+        except (RuntimeError, AssertionError, TypeError) as error:
             raise ConfigError(f"Expected a device that torch can use here, but got {device!r}: {first_line(error)}.") from error
+        if torch.device(device).type == "meta":
+            raise ConfigError("Expected a device that holds numbers, but got 'meta'.")
         model = replace(self.predictive.model, module=copy.deepcopy(self.predictive.model.module).to(device))
         predictive = replace(self.predictive, model=model, q=copy.deepcopy(self.predictive.q).to(device))
         place, score_module = replace(self.place, device=torch.device(device)), copy.deepcopy(self.score_module).to(device)

@@ -367,6 +367,7 @@ BAD_DATA = {
     "wrong separator": ("a b c\n1 2 3\n", "Expected several columns in bad.csv, but got one, 'a b c'."),
     "separator of the rows": ("a,b,c\n1;2;3\n", "Expected 3 values in each row of bad.csv, but row 1 has 1. Is the file cut"),
     "text": ("a,b,c\n1,2,3\n4,green,6\n", "Expected numbers in column 'b' of bad.csv, but row 2 has 'green'."),
+    "missing columns": ("c,d\n1,2\n", "Expected the columns of fit time in bad.csv, but 'a' and 1 more are missing: it has"),
     "missing column": ("a,c\n1,2\n", "Expected the columns of fit time in bad.csv, but 'b' is missing: it has 'a', 'c'."),
     "cut": ("a,b,c\n1,2,3\n4,5\n", "Expected 3 values in each row of bad.csv, but row 2 has 2. Is the file cut"),
     "no rows": ("a,b,c\n", "Expected rows in bad.csv, but there are none."),

@@ -75,7 +75,7 @@ def test_without_pyarrow_one_line_says_what_to_install(tmp_path: Path, monkeypat
         ("x,y\n", "Expected rows in .*t.csv, but there are none"),
         ("x,y\n1,2\n3\n", "Expected 2 values in each row of .*t.csv, but row 2 has 1"),
         ("x,x,y\n1,2,3\n", r"distinct columns in .*, but got \['x'\]"),
-        ("x,,y\n1,2,3\n", "distinct columns in .*, but got an empty one"),
+        ("x,,y\n1,2,3\n", "a name for each column in .*, but column 2 has none"),
         ('x,y\n"1,2\n', "cannot be read: unexpected end of data"),
         ("x,y\n" + "1,2\n" * 5, "Expected 20 in-distribution rows or more in .*t.csv, but got [23]"),
         ("x,y\n" + "1.5,2.5\n" * 30 + "1x,2\n", "numbers in column 'x' of .*t.csv, but row 31 has '1x' .1 such values."),

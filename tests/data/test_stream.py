@@ -116,9 +116,11 @@ def whole(path: Path, names: list[str]) -> None:
     ("text", "message"),
     [
         ("", "Expected a header row in .*t.csv, but the file is empty"),
-        ("a b\n1 2\n", "Expected several columns in .*t.csv, but got one, 'a b'. Pass the separator"),
+        ("a b\n1 2\n", "Expected several columns in .*t.csv, but got one, 'a b'. Pass the separator .any, if the table has"),
         ("a,a\n1,2\n", r"Expected distinct columns in .*t.csv, but got \['a'\]. Is there a header"),
-        ("a,\n1,2\n", "but got an empty one"),
+        (",a,b\n0,1,2\n", "a name for each column in .*t.csv, but column 1 has none. If it is the index of a data frame, write"),
+        ("a,b,\n1,2,\n", "but column 3 has none"),
+        ("\n\r\n", "but the file is empty"),
         ("a,b\n" + "1,2\n" * 14 + "1;2\n", "Expected 2 values in each row of .*t.csv, but row 15 has 1. Is the file cut, or"),
         ("a,b\n" + "1,2\n" * 14 + "1", "Expected 2 values in each row of .*t.csv, but row 15 has 1. Is the file cut"),
         ("a;b\n1,5;2,5\n", "Expected numbers in column 'a' of .*t.csv, but row 1 has '1,5'. Write words as numbers, decimals"),
@@ -140,6 +142,13 @@ def test_what_is_wrong_with_a_csv_is_named(text, message, tmp_path):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=message):
         whole(path, ["a", "b"])
+
+
+def test_blank_lines_before_the_header_are_skipped_and_one_column_needs_a_separator(tmp_path):
+    (tmp_path / "t.csv").write_text("\n\r\na\n1\n2\n")
+    with open_table(tmp_path / "t.csv", ",") as table:
+        assert table.names == ["a"]
+        assert next(table.blocks(["a"])).x.tolist() == [[1], [2]]
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,8 @@ def test_bad_models_and_names_are_refused() -> None:
         find_features(ends_in(), ROWS, features="fc")
     with pytest.raises(ModelError, match=r"logits of two or more classes, but Linear gives \(6, 1\)"):
         find_features(nn.Linear(4, 1), ROWS)
+    with pytest.raises(ModelError, match="floating-point outputs, .*but Linear returns torch.int64"):
+        find_features(nn.Linear(4, 3), ROWS, output_fn=lambda out: out.argsort())
     with pytest.raises(ModelError, match=r"Conv2d gives \(5, 2, 6, 6\)"):
         find_features(nn.Conv2d(3, 2, 3), IMAGES)
     with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(5, 3, 8, 8\)"):

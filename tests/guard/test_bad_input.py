@@ -326,6 +326,12 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         "Expected a model that returns a tensor, .*but got dict. Pass `output_fn=",
     ),
     "a number": (lambda: Returns(lambda out: out.mean()), r"one output row per input row, but Returns made \(\) of 2 rows"),
+    "no division": (lambda: Returns(lambda out: 1 // 0), "Returns failed on inputs of shape .*: integer"),
+    "classes": (lambda: Returns(Tensor.long), "floating-point outputs, .*but Returns returns torch.int64. Return what comes"),
+    "complex": (lambda: Returns(torch.fft.fft), "floating-point outputs, .*but Returns returns torch.complex64"),
+    "eight bits": (
+        lambda: regressor().to(torch.float8_e4m3fn), "16 bits or more, but `0.weight` is torch.float8_e4m3fn. Fit a copy"
+    ),
     "one row": (lambda: Returns(lambda out: out[:1]), r"one output row per input row, but Returns made \(1, 1\) of 2 rows"),
     "other architecture": (
         lambda: [regressor(), nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 1))],
@@ -457,6 +463,37 @@ def test_a_score_function_must_give_one_number_per_row(own: Callable[[Tensor], T
 def test_what_is_no_predictive(predictive: Any) -> None:
     with pytest.raises(ConfigError, match="Expected `predictive` to have `members` and `outputs`, but got"):
         offmap.guard(predictive, VALID)
+
+
+class Bare:
+    """A Predictive of the user's that returns what `change` makes of its outputs (2, B, 1)."""
+
+    members = 1
+
+    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+        self.change = change
+
+    def outputs(self, x: Tensor, draws: int, *, clip: float | None, seed: int) -> Any:
+        return self.change(torch.zeros(2, len(x), 1))
+
+
+SHAPE = r"`predictive.outputs` to return floating-point tensors \(members · draws, 40, ...\), but got "
+BARE: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "array": (Tensor.numpy, f"{SHAPE}ndarray. `torch.as_tensor"),
+    "classes": (Tensor.long, rf"{SHAPE}torch.int64 \(2, 40, 1\)"),
+    "no rows": (lambda out: out[:, 0], rf"{SHAPE}torch.float32 \(2, 1\)"),
+    "NaN": (
+        lambda out: out * NAN,
+        "Expected `predictive` to give finite outputs, but it gives NaN or infinite values on `valid`",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BARE)
+def test_outputs_of_a_predictive_that_are_no_stack_of_numbers(case: str) -> None:
+    change, message = BARE[case]
+    with pytest.raises(ModelError, match=message):
+        offmap.guard(Bare(change), VALID)
 
 
 def test_zero_one_risk_needs_classes() -> None:

@@ -143,7 +143,13 @@ REFUSED: list[tuple[Callable[[offmap.Guard], Any], str]] = [
     (lambda g: offmap.detect(classifier(), classes(40), method=np.array([1, 2])), "Expected `method` to be one of"),
     (lambda g: offmap.detect(classifier(), classes(40), batch_size="8"), "Expected `batch_size` to be a whole number"),
     (lambda g: offmap.detect(classifier(), classes(40), seed="0"), "Expected `seed` to be a whole number, but got '0'"),
-    (lambda g: g.save(""), "Cannot write '.': it names no file"),
+    (lambda g: g.save(""), "Expected `path` to be the path of a file, but got ''"),
+    (lambda g: g.save(None), "Expected `path` to be the path of a file, but got None"),
+    (lambda g: g.export(b"g.onnx", inputs(3)), "Expected `path` to be the path of a file, but got b'g.onnx'"),
+    (lambda g: offmap.load(None, g), "Expected `path` to be the path of a file, but got None"),
+    (lambda g: g.to("meta"), "Expected a device that holds numbers, but got 'meta'"),
+    (lambda g: g.to(None.__class__), "Expected a device that torch can use here, but got <class 'NoneType'>"),
+    (lambda g: offmap.AdaptiveThreshold(g.predictive), "Expected a guard or another detector, but got Stochastic"),
 ]
 
 

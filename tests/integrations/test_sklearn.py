@@ -187,6 +187,8 @@ def test_a_ready_net_is_guarded_and_left_as_it_is():
     plain = net(torch.tensor(x, dtype=torch.float32)).argmax(1).numpy()
     assert (classifier.predict(x) == plain).mean() > 0.95
     assert classifier.guard_.predictive.members == 1
+    with pytest.raises(ConfigError, match="a `model` with logits of the 2 classes in `y`, but it has 5"):
+        OffmapClassifier(model=mlp(2, 5, hidden=[16], seed=0), draws=8).fit(x, y)
     detector = OffmapDetector(model=net, draws=8, random_state=0)
     with pytest.raises(ConfigError, match="Expected `y` beside a ready `model`: the targets that it was trained on."):
         detector.fit(x)
@@ -303,13 +305,15 @@ def test_sparse_rows_that_fill_no_memory_are_refused():
         OffmapDetector().fit(sparse.csr_matrix((60_000, 1_000)))
 
 
-def test_numbers_whose_squares_overflow_are_refused_at_fit_time_and_flagged_later():
+def test_masked_values_and_numbers_whose_squares_overflow_are_refused_at_fit_time():
     x = np.random.RandomState(0).randn(60, 2)
     marked = np.r_[x, [[np.finfo(float).max, 0]]]
     with pytest.raises(DataError, match="numbers up to 1e[+]150 in `X`, but row 60 has a larger one. Does it mark a missing"):
         OffmapDetector().fit(marked)
     with pytest.raises(DataError, match="numbers up to 1e[+]150 in `y`, but row 0"):
         OffmapRegressor().fit(x, 1e200 * x[:, 0])
+    with pytest.raises(DataError, match="arrays without masked values, but got 60 of them. Fill them"):
+        OffmapDetector().fit(np.ma.masked_array(x, np.arange(120).reshape(60, 2) % 2))
     detector = OffmapDetector(draws=5, random_state=0).fit(x)
     assert detector.predict(marked)[-1] == -1
 

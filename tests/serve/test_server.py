@@ -193,6 +193,9 @@ def test_bodies_that_make_no_sense_are_refused_with_the_reason(case: str, server
     counts = [f'offmap_requests_total{{code="{code}"}}' for code in (200, status)]
     server.post(b"1,2,3", "text/csv")
     server.post(body, kind)
+    packed = server.client.post("/score", content=b"", headers={"Content-Encoding": "gzip", "Authorization": f"Bearer {TOKEN}"})
+    assert packed.status_code == 415
+    assert packed.json()["detail"] == "Expected a body as it is, but got Content-Encoding 'gzip'. Send it unpacked."
     server.ask(torch.tensor(ROW))
     before = [server.metric(count) for count in counts]
     result = server.post(body, kind)

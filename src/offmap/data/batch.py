@@ -147,6 +147,15 @@ def concat_rows(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(matrices) if alike else None
 
 
+def check_unmasked(array: Any) -> None:
+    """Raise if values of a numpy array are masked: numpy gives them as if they were not."""
+    if np.ma.is_masked(array):
+        raise DataError(
+            f"Expected arrays without masked values, but got {int(np.ma.count_masked(array))} of them. "
+            "Fill them, `array.filled(value)`, or drop their rows."
+        )
+
+
 @dataclass(frozen=True)
 class Place:
     """Device and dtype of a model: batches are moved to the device, floating-point numbers cast to the dtype.
@@ -168,11 +177,7 @@ class Place:
     def put(self, value: Any) -> Any:
         """Move one leaf of a batch; anything that is not an array or a tensor passes through."""
         if hasattr(value, "__array__") and not isinstance(value, Tensor):
-            if np.ma.is_masked(value):
-                raise DataError(
-                    f"Expected arrays without masked values, but got {int(np.ma.count_masked(value))} of them. "
-                    "Fill them, `array.filled(value)`, or drop their rows."
-                )
+            check_unmasked(value)
             array = np.asarray(value)
             if array.dtype.kind not in "biufc":
                 raise DataError(f"Expected numeric arrays, but got {array.dtype}. Encode text, dates and missing values first.")

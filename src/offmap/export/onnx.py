@@ -10,7 +10,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from offmap import checks
 from offmap._version import __version__
 from offmap.atomic import write_whole
 from offmap.checks import require
@@ -97,7 +98,7 @@ class ExportTask:
 
 def check_path(path: str | Path) -> Path:
     """Return the path, refused unless its suffix names a format and its folder can be written to: an export takes a while."""
-    path = Path(path)
+    path = checks.path("path", path)
     if path.suffix not in FORMATS:
         raise ConfigError(f"Expected `path` to end in {' or '.join(FORMATS)}, but got {path.name!r}.")
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
@@ -111,7 +112,7 @@ def export(task: ExportTask, path: Path) -> ExportInfo:
     shapes = tuple({0: rows} if row else None for row in task.rows)
     with torch.no_grad():
         compare(task, task.module(*task.tensors), "the module before export")
-        with quiet(), no_fast_path:
+        with quiet(), no_fast_path, redirect_stderr(io.StringIO()):  # where torch prints graphs that it cannot finish
             try:
                 program = torch.export.export(task.module, task.tensors, dynamic_shapes=(shapes,), strict=False)
             except Exception as error:
@@ -204,7 +205,7 @@ def open_session(content: bytes | str, threads: int = 1) -> Any:
     """Open an ONNX Runtime session on the CPU."""
     runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 4  # errors are raised
     return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
@@ -273,7 +274,7 @@ def _milliseconds(run: Run, tensors: Sequence[Tensor]) -> float:
 def _reason(error: BaseException) -> str:
     """Return the operator that the innermost error names, if there is one, and its first line."""
     chain = [error]
-    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
+    while (inner := chain[-1].__cause__) is not None:  # not what it met on its way, `__context__`
         chain.append(inner)
     operators = [re.search(r"\b(aten|prims|torchvision|torch\.ops)[.:]+\w+", str(each)) for each in reversed(chain)]
     named, line = next((match.group(0) for match in operators if match), ""), first_line(chain[-1])

@@ -24,6 +24,7 @@ from offmap import checks
 from offmap._types import ScoreFn
 from offmap.checks import option, require
 from offmap.data import as_batches
+from offmap.data.batch import check_unmasked
 from offmap.data.batches import sample_rows
 from offmap.errors import ConfigError, DataError
 from offmap.fit import REFERENCE_ROWS, fit
@@ -141,6 +142,7 @@ class Guarded(BaseEstimator):
 
     def _validate(self, X: Any, y: Any = "no_validation", **options: Any) -> Any:
         """Return rows as a dense tensor, and targets if these are to be checked."""
+        check_unmasked(X)
         options["ensure_all_finite"] = "allow-nan" if self.allow_nan is True else True
         checked: Any = validate_data(self, X, y, dtype="float64", accept_sparse="csr", **options)
         rows, y = checked if isinstance(checked, tuple) else (checked, None)
@@ -292,6 +294,10 @@ class OffmapClassifier(ClassifierMixin, Guarded):
             x, torch.tensor(index), sample_weight, outputs=len(self.classes_), training=Categorical(), likelihood=likelihood,
             classes=[str(c) for c in self.classes_],
         )  # fmt: skip
+        probs = self.guard_.predict(x[:1]).probs
+        if probs is None or probs.shape[1] != len(self.classes_):
+            got = "none" if probs is None else probs.shape[1]
+            raise ConfigError(f"Expected a `model` with logits of the {len(self.classes_)} classes in `y`, but it has {got}.")
         return self
 
     def predict_proba(self, X: Any) -> Array:

@@ -143,7 +143,7 @@ def save(guard: Guard, path: str | Path) -> None:
         content = seal(asdict(header), tensors)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Expected plain and short values in `about`, as JSON has them, but {first_line(error)}.") from error
-    write_whole(Path(path), content, folders=False)
+    write_whole(checks.path("path", path), content, folders=False)
 
 
 def _of_weights(predictive: Stochastic) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -209,7 +209,7 @@ class GuardFile:
     @classmethod
     def read(cls, path: str | Path) -> GuardFile:
         """Read a file; a FileError names the first field of its header that is missing, unknown or of another kind."""
-        path = Path(path)
+        path = checks.path("path", path)
         try:
             content = path.read_bytes()
         except OSError as error:

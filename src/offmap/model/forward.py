@@ -34,7 +34,7 @@ Draw: TypeAlias = Callable[[range], Weights]  # gives those draws of every membe
 Plan: TypeAlias = list[tuple[str, nn.Module]]  # layers for batched products, each with the prefix of its parameters' names
 
 # what a model may raise on inputs of a form that it does not know
-MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
+MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError, ArithmeticError)
 CACHE_NUMBERS = 1 << 23  # numbers that a cache holds unless told otherwise (32 MB in float32)
 OUTPUT_NUMBERS = 1 << 24  # numbers in the stacked outputs of one block of rows (64 MB in float32)
 LOOP_NUMBERS = 1 << 21  # weights drawn at once for a model that is looped over (8 MB): cheaper than one by one
@@ -113,12 +113,17 @@ def model_failed(model: nn.Module, inputs: Inputs, error: Exception) -> ModelErr
 
 
 def check_rows(model: nn.Module, output: object, inputs: Inputs) -> None:
-    """Raise a ModelError unless the output is a tensor with one row per input row."""
+    """Raise a ModelError unless the output is a tensor of real numbers with one row per input row."""
     if not isinstance(output, Tensor) or output.ndim == 0 or output.shape[0] != rows_of(inputs):
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ModelError(
             f"Expected one output row per input row, but {type(model).__name__} made {got} of {rows_of(inputs)} rows. "
             "Give the inputs a batch axis in front, or pass `output_fn=` to pick the right tensor."
+        )
+    if not output.is_floating_point():
+        raise ModelError(
+            f"Expected floating-point outputs, such as means or logits, but {type(model).__name__} returns {output.dtype}. "
+            "Return what comes before `argmax` or rounding, or pass `output_fn=`, such as `torch.abs` of complex numbers."
         )
 
 

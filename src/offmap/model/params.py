@@ -75,6 +75,8 @@ def as_models(models: Any) -> list[nn.Module]:
             raise ModelError(f"Expected a model with floating-point parameters, but {type(model).__name__} {reason}.")
         _check_device(model)
         for name, p in model.named_parameters():
+            if p.is_floating_point() and torch.finfo(p.dtype).bits < 16:
+                raise ModelError(f"Expected weights of 16 bits or more, but `{name}` is {p.dtype}. Fit a copy, `model.float()`.")
             if not bool(p.detach().isfinite().all()):
                 raise ModelError(f"Expected a trained model with finite weights, but `{name}` holds NaN or infinite values.")
     return result

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from offmap import checks
 from offmap.diagnosis import Diagnosis, LayerDiagnosis
 from offmap.posterior.predictive import History
 from offmap.report import page
@@ -29,7 +30,7 @@ def write_diagnosis(diagnosis: Diagnosis, path: str | Path, *, title: str = "Wha
         path: The file to write.
         title: The title of the page.
     """
-    target, words, numbers = page.check_path(Path(path)), page.texts()["diagnosis"], diagnosis.table()
+    target, words, numbers = page.check_path(checks.path("path", path)), page.texts()["diagnosis"], diagnosis.table()
     members = [("line", f"var(--series{(m + 4) % page.SERIES})", f"member {m}") for m in range(len(diagnosis.history.kept))]
     key = page.legend([*members, ("line 5 3", "var(--ink)", "τ"), ("line 1 3", "var(--ink)", "the step that was kept")])
     bodies = {

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offmap import checks
 from offmap._types import Inputs
 from offmap._version import __version__
 from offmap.assessment import Assessment
@@ -52,7 +53,7 @@ def write_page(
         classes: Names of the classes.
         image_shape: (height, width) or (channels, height, width) of images that come as flat rows.
     """
-    target = page.check_path(Path(path))
+    target = page.check_path(checks.path("path", path))
     names, parts = Names(columns, classes, image_shape), {key: {**part} for key, part in page.texts()["sections"].items()}
     scorers, start = list(evaluation.scores), list(evaluation.scores).index(best(evaluation))
     numbers = [curves(evaluation, name) for name in scorers]

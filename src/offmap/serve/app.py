@@ -36,7 +36,7 @@ REASONS = {
     401: "Wrong or missing token.",
     408: "The body came too slowly.",
     413: "Too many bytes or rows.",
-    415: "Unsupported content type.",
+    415: "Unsupported content type or encoding.",
     422: "The body is not what its content type says, or has another shape than the model takes.",
     500: "The model failed on these rows, or the server on this request.",
     503: "Too many rows are waiting.",
@@ -156,6 +156,9 @@ def _check_token(request: Request, token: str | None) -> None:
 
 
 async def _read_body(request: Request, limits: Limits) -> bytes:
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise RequestError(415, f"Expected a body as it is, but got Content-Encoding {encoding[:40]!r}. Send it unpacked.")
     too_long = RequestError(413, f"Expected a body of at most {limits.max_bytes} bytes. Send the rows in parts.")
     length = request.headers.get("content-length", "0")
     if not length.isdigit() or int(length) > limits.max_bytes:

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import logging
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -42,15 +43,18 @@ class CsvTable(Table):
         self.file: BinaryIO = stack.enter_context(self.path.open("rb"))
         unpacked: Any = gzip.GzipFile(fileobj=self.file) if compressed else self.file
         self.text: io.TextIOWrapper = io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline="")
-        lines = self._lines()
+        lines = itertools.dropwhile(lambda line: not line.strip("\r\n"), self._lines())
         header, unquoted = _read_header(lines, separator or SEPARATORS)
         if not header.strip():
             raise DataError(f"Expected a header row in {self.path}, but the file is empty.")
-        separator = separator or max(SEPARATORS, key=unquoted.count)
+        known, separator = separator, separator or max(SEPARATORS, key=unquoted.count)
         self.check_width(1 + unquoted.count(separator))  # before millions of names are made
         names = [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True))]
-        if len(names) == 1:
-            raise DataError(f"Expected several columns in {self.path}, but got one, {names[0][:60]!r}. Pass the separator.")
+        if len(names) == 1 and known is None:
+            raise DataError(
+                f"Expected several columns in {self.path}, but got one, {names[0][:60]!r}. Pass the separator (any, if the table "
+                "has a single column)."
+            )
         self.records: Iterator[list[str]] = csv.reader(lines, delimiter=separator, strict=True)
         if not compressed:
             with self.path.open("rb") as end:

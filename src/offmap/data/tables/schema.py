@@ -122,9 +122,9 @@ class Schema:
         there = set(table.names)
         missing = [name for name in names if name not in there]
         if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
             raise DataError(
-                f"Expected the columns of fit time in {table.path}, but {missing[0]!r}{more} is missing: it has "
+                f"Expected the columns of fit time in {table.path}, but {missing[0]!r}{more} missing: it has "
                 f"{', '.join(map(repr, table.names[:8]))}{', …' if len(table.names) > 8 else ''}."
             )
 

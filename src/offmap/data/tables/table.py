@@ -153,8 +153,13 @@ def open_table(path: str | Path, separator: str | None = None) -> Generator[Tabl
             table = kind(path, separator, stack)
         table.check_width(len(table.names))
         repeated = sorted(name for name, count in Counter(table.names).items() if count > 1)
-        if repeated or "" in table.names or not table.names:
-            raise DataError(f"Expected distinct columns in {path}, but got {repeated[:8] or 'an empty one'}. Is there a header?")
+        if "" in table.names:
+            raise DataError(
+                f"Expected a name for each column in {path}, but column {table.names.index('') + 1} has none. If it is the index "
+                "of a data frame, write the table without it (pandas: `index=False`)."
+            )
+        if repeated or not table.names:
+            raise DataError(f"Expected distinct columns in {path}, but got {repeated[:8] or 'none'}. Is there a header?")
         yield table
 
 
