@@ -21,6 +21,9 @@ ASKS = re.compile(r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\ssrc
                   r"|(?:url\(|@import\s+)[\"']?((?:https?:)?//[^\"')\s]+)", re.IGNORECASE)  # fmt: skip
 
 
+SHORT = re.compile(r"<code>([^<>\n]{1,24})</code>")
+
+
 def asked(html: str) -> list[str]:
     """Addresses on other servers that a browser would fetch to show this page. Links that a reader may follow do not count."""
     return ["".join(found) for found in ASKS.findall(html)]
@@ -37,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Refuse a page that cannot be read offline."""
+    """Refuse a page that cannot be read offline; mark short code, which no line break may cut (`--json` behind its first hyphen)."""
     if foreign := asked(output):
         raise PluginError(f"{page.file.src_uri} asks other servers for {foreign}: put a copy into docs/assets.")
-    return output
+    return SHORT.sub(r'<code class="short">\1</code>', output)
