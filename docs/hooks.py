@@ -40,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Refuse a page that cannot be read offline; mark short code, which no line break may cut (`--json` behind its first hyphen)."""
+    """Refuse a page that cannot be read offline, and mark short code: no line may break behind the first hyphen of `--json`."""
     if foreign := asked(output):
         raise PluginError(f"{page.file.src_uri} asks other servers for {foreign}: put a copy into docs/assets.")
     return SHORT.sub(r'<code class="short">\1</code>', output)
