@@ -39,6 +39,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> None:
+    """Let the search rank pages of results below pages that people write."""
+    if page.file.src_uri.startswith("results/"):
+        page.meta["search"] = {"boost": 0.1}
+
+
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Refuse a page that cannot be read offline, and mark short code: no line may break behind the first hyphen of `--json`."""
     if foreign := asked(output):
