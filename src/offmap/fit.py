@@ -261,7 +261,7 @@ def guard(
     module = None if predictive.model is None else predictive.model.module
     place = Place.of(module, allow_nan=checks.flag("allow_nan", allow_nan))
     if train is None and score == "distance":
-        raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
+        raise ConfigError("Expected `train=` for score='distance': it compares inputs with training rows.")
     with fork_rng(seed):
         rows = load_rows(as_batches(valid, place, name="valid", target=target), at_least=2)
         outputs: Any = predictive.outputs(rows.inputs, 1, clip=0.0, seed=seed)

@@ -128,7 +128,7 @@ def test_a_real_process_scores_columns_by_name_as_python_does(shell):
     result = score_in_python(shell.folder, "new.csv")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("150 rows scored in ")
-    assert done.stdout.endswith(f"{int(result.ood.sum())} ({float(result.ood.float().mean()):.1%}) off the map. "
+    assert done.stdout.endswith(f"{int(result.ood.sum())} ({100 * float(result.ood.float().mean()):.1f} %) off the map. "
                                 "The scores are at scores.csv\n")  # fmt: skip
     lines = (shell.folder / "scores.csv").read_text().splitlines()
     assert lines[0] == "id,score,ood,p_value,mean,std"

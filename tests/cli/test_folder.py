@@ -300,7 +300,7 @@ def test_the_command_scores_a_folder_and_resumes_it(shell, guard, tmp_path):
     done = shell(*ROWS, "-o", tmp_path / "out")
     assert (done.code, done.err) == (0, "Note: 1 files of data are left out, such as _SUCCESS.\n")
     assert done.out.startswith("120 rows in 3 files, 0 kept from an earlier run, ")
-    assert done.out.endswith(f" rows off the map, 0 inputs failed. The scores are in {tmp_path / 'out'}\n")
+    assert done.out.endswith(f" rows off the map, 0 files failed. The scores are in {tmp_path / 'out'}\n")
     score(guard, spec(shell.folder / "data", tmp_path / "here"))
     for file in FILES:
         np.testing.assert_array_equal(read(tmp_path / "out" / file), read(tmp_path / "here" / file))
@@ -318,7 +318,7 @@ def test_the_command_lists_what_failed(shell, tmp_path):
     lines = done.err.splitlines()
     assert [line.split(": Expected an image of eight bits at ")[0] for line in lines] == ["Failed: d.jpeg", "Failed: e.png"]
     assert done.out.startswith("3 rows in 1 files, ")
-    assert ", 2 inputs failed." in done.out
+    assert ", 2 files failed." in done.out
 
 
 MISUSES = {
