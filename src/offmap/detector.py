@@ -326,11 +326,11 @@ class Detector(ABC):
 
         Args:
             valid: In-distribution rows that the model has not seen and on which no choice was made, in their order if there are
-                groups or blocks. A score that holds training rows knows these again: they count as seen, with a warning. All
-                training rows are noticed, and any part of up to 4,096; other scores and post-hoc detectors know none.
+                groups or blocks. A score that holds training rows recognises them: they count as seen, with a warning. It
+                recognises the whole of `train`, and any part of up to 4,096 rows; other scores and post-hoc detectors none.
             false_alarms: Share of in-distribution rows that may be called OOD.
             groups: A label for each row, such as its run, day or site.
-            block: Take so many consecutive rows as a group: for one long series, blocks much longer than what it remembers.
+            block: Take so many consecutive rows as a group, for one long series: many more than stay alike.
         """
         false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
         with fork_rng(self.seed):

@@ -68,9 +68,9 @@ class GuardEnsemble(Detector):
 
 
 def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05) -> GuardEnsemble:
-    """Join guards of several models, whatever kinds of model they are around: OOD is what they find OOD on average.
+    """Join guards of several models, of any kinds, into one: its score is the mean of theirs, on one scale.
 
-    Nothing is trained, so an ensemble is not saved: save its guards, and combine them again.
+    It trains nothing and cannot be saved: save its guards, and combine them again.
 
     Args:
         guards: Two or more, which must take the same inputs and predict the same targets.

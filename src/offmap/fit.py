@@ -236,7 +236,7 @@ def guard(
 
     Args:
         predictive: An object with `members` and `outputs(x, draws, clip=, seed=)`, such as another method's posterior.
-        valid: In-distribution rows the model has not seen; such as repeat those of `train` give no intervals.
+        valid: In-distribution rows the model has not seen. If they repeat rows of `train`, there are no intervals.
         train: Rows that the scores "default" and "distance" compare with; without it "default" is the paper's score.
         calibration: Separate rows for threshold and intervals; None: those of `valid`.
         likelihood: A name, an object, or None: inferred from outputs and targets.

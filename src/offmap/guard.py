@@ -179,9 +179,9 @@ class Guard(Detector):
         return {n: (self.predict(rows.inputs, clip=clip), self.sampler.nll(rows, clip)) for n, clip in clips.items()}
 
     def terms(self, x: Inputs) -> dict[str, Tensor]:
-        """Return what the score joins, (B,) each, such as "disagreement", "inputs" and "layers".
+        """Return the terms of the score, (B,) each, such as "disagreement", "inputs" and "layers".
 
-        In standard deviations over in-distribution rows. Of a score that joins nothing it is the score itself, under "score".
+        In standard deviations over in-distribution rows. A score without terms is its own only one, under "score".
 
         Args:
             x: Inputs of B rows.
@@ -195,7 +195,7 @@ class Guard(Detector):
 
         Args:
             x: Inputs of B rows.
-            clip: Another bound than the guard's; None predicts with the wide distribution.
+            clip: Another bound than the guard's; None predicts without a bound.
         """
         bound = self.clip if isinstance(clip, str) and clip == "chosen" else check_clip(clip)
         return merge_parts(
@@ -222,18 +222,18 @@ class Guard(Detector):
     def assess(self) -> Assessment:
         """Tell what this guard can and cannot see, from in-distribution data alone.
 
-        Parts of the training rows were left out in turn when the score was fitted, and validation rows corrupted: the assessment
-        tells how well each is seen, by the score and by every term, and which are not. The model itself has seen the parts that
-        were left out, so shifts that it never saw may be easier or harder.
+        The fit left out parts of the training rows in turn, and corrupted validation rows. The assessment tells how well the
+        score and each of its terms detect them. The model itself has seen the parts that were left out, so real shifts may be
+        easier or harder to detect.
         """
         from offmap.assessment import assess
 
         return assess(self)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, atomically. The models' weights stay with the user; a digest of them goes along.
+        """Write one safetensors file, atomically. It holds a digest of the models' weights, not the weights.
 
-        So does a Predictive that `offmap.guard` took; its outputs at a few made-up inputs go along, if inputs are one tensor.
+        Of a Predictive that `offmap.guard` took it holds the outputs at a few made-up inputs, if inputs are one tensor.
         Scores that measure distances, as the default does, store up to 4,096 training rows: share the file as those.
 
         Args:
@@ -255,17 +255,17 @@ class Guard(Detector):
         """Write frozen draws, score and verdict as one graph.
 
         Outputs are `mean` and `std`, or `probs`; `score`, `ood` and `p_value`; `terms`, (B, T), of a score that has some;
-        `threshold`. The graph takes any number of rows. It is run on the `example` first, and refused unless it gives the
-        guard's numbers to 1e-4. The file holds training rows if the guard does.
+        `threshold`. The graph takes any number of rows. offmap runs it on `example` first, and refuses it unless it gives
+        the guard's numbers to 1e-4. The file holds training rows if the guard does.
 
         Args:
             path: The file, `.onnx` or `.pt2`.
             example: Some inputs.
             draws: How many draws to freeze. None: the guard's own, or as many as fit in 100 MB of weights, but ten at least.
-                Other draws than the guard's need another threshold: its calibration rows are scored anew, which it keeps up to
-                64 MB until it is saved.
-            calibration: In-distribution data to calibrate on instead, with targets or inputs alone; of a guard from a file with
-                other `draws`, threshold and p-values are only approximate without, which is logged.
+                Other draws need another threshold: the guard scores its calibration rows again. It keeps these, up to 64 MB,
+                until it is saved.
+            calibration: In-distribution data to calibrate on instead, with targets or inputs alone. Without them, threshold and
+                p-values of a guard from a file with other `draws` are approximate, with a warning.
             half: Keep weights in half precision.
         """
         from offmap.export.module import export_guard

@@ -197,8 +197,8 @@ def detect(
         train: Training rows with integer classes (n,).
         valid: Rows the model has not seen, which set the threshold. None: a tenth of `train`, uncalibrated, with a warning.
         method: The name of the detector.
-        features: Name of the layer whose output (or, of the layer that returns the logits, whose input) are the features. None:
-            the rows that the last matrix multiplies.
+        features: Name of a layer, whose output are the features; of the layer that returns the logits, its input. None: the
+            rows that the last matrix multiplies.
         output_fn: Maps the model's output to the logits; by default a tensor, `.logits` or `[0]`.
         target: Key of the classes in batches that are one dict.
         false_alarms: Share of in-distribution rows that may be called OOD.

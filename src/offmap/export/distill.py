@@ -215,7 +215,7 @@ def _rows_at_once(guard: Guard) -> int:
 def distill(
     guard: Guard, train: Data, valid: Data | None = None, *, rows: int = 12_000, false_alarms: float = 0.05, seed: int = 0
 ) -> DistilledGuard:
-    """Teach a small head the guard's score: a detector that costs about two passes instead of draws and neighbours.
+    """Teach a small head the guard's score: a detector that costs three to five passes of the model.
 
     The head reads inputs and hidden layers of the first model. No OOD data are needed: the guard scores rows of `train`, and
     OOD ones made of them. Before you rely on the head, look at how well it keeps the guard's order on your data

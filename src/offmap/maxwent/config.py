@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config:
-    """Options of the fit of a weight distribution, checked when it is made; PAPER and REFERENCE are the paper's and its authors'.
+    """Options of a fit; `PAPER` and `REFERENCE` hold those of the paper and of its authors' code.
 
     >>> Config(steps=100).lr
     0.02
