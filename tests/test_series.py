@@ -105,7 +105,7 @@ def test_threshold_p_values_and_intervals_are_of_the_groups_and_survive_a_file(g
     assert residuals is not None
     assert made.threshold == quantile(scores, 0.9, weights)
     assert torch.equal(made.calibration.radius(0.8), quantile(residuals, 0.8, weights))
-    assert "0.1 false alarms on 90 calibration rows in 18 groups (exact)" in repr(made)
+    assert "at most 10 % false alarms, by 90 calibration rows in 18 groups (exact)" in repr(made)
     assert "in 18 groups" in str(made.summary())
     blocks = guard.calibrate((x, y), 0.1, block=5).calibration.weights
     assert blocks is not None

@@ -166,7 +166,7 @@ class Calibration:
     def describe(self) -> str:
         """Return the rate of false alarms, and how far it is promised, in one line."""
         kind = "uncalibrated: the model was trained on them" if self.seen else "exact" if self.exact else "approximate"
-        return f"{self.false_alarms:g} false alarms on {self.describe_rows(kind)}"
+        return f"at most {100 * self.false_alarms:g} % false alarms, by {self.describe_rows(kind)}"
 
     def describe_rows(self, kind: str) -> str:
         """Return how many rows, groups or independent rows these are, with a word on how far the promise holds."""

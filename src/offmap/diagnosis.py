@@ -184,11 +184,12 @@ def summarize(guard: Guard) -> Table:
         kind = (
             "uncalibrated: the model was trained on them, so there are no intervals; call `calibrate` with rows it has not seen"
         )
+    members = f"{predictive.members} member{'s' * (predictive.members > 1)}"
     notes = [
-        f"threshold {guard.threshold:.4g} · clip {guard.clip} · {guard.draws} draws · {predictive.members} member(s)",
+        f"threshold {guard.threshold:.4g} · clip {guard.clip} · {guard.draws} draws · {members}",
         f"{f'score {score.name!r}' if score.name else 'score'}: {score.describe()}",
         *_column_notes(guard),
-        f"false alarms {calibration.false_alarms:g} on {calibration.describe_rows(kind)}",
+        f"at most {100 * calibration.false_alarms:g} % false alarms, by {calibration.describe_rows(kind)}",
         *guard.notes,
     ]
     if not isinstance(predictive, Stochastic):

@@ -167,7 +167,8 @@ class Guard(Detector):
 
     def _describe(self) -> str:
         score = self.score_module.name or "your own function"
-        return f"score {score}, {self.draws} draws of {self.predictive.members} member(s), clip {self.clip}"
+        members = self.predictive.members
+        return f"score {score}, {self.draws} draws of {members} member{'s' * (members > 1)}, clip {self.clip}"
 
     def check_targets(self, rows: Rows) -> None:
         """Raise unless the targets of these rows fit what the guard predicts."""

@@ -78,14 +78,14 @@ def test_blocks_pieces_and_the_memory_of_bases_are_shown() -> None:
 def test_notes_tell_threshold_clip_calibration_and_entropy() -> None:
     guard = quick([classifier(0), classifier(1)], classes(40, 0), classes(40, 1))
     text = str(guard.summary())
-    assert f"threshold {guard.threshold:.4g} · clip {guard.clip} · 8 draws · 2 member(s)" in text
-    assert "false alarms 0.05 on 40 calibration rows (approximate: `valid` also chose τ and the clip)" in text
+    assert f"threshold {guard.threshold:.4g} · clip {guard.clip} · 8 draws · 2 members" in text
+    assert "at most 5 % false alarms, by 40 calibration rows (approximate: `valid` also chose τ and the clip)" in text
     assert f"with d = {guard.predictive.q.dimension}; the fit finished" in text
     weights = [f"{name} {weight:.2f}" for name, weight in guard.assess().weights.items()]
     assert [words.split()[0] for words in weights][:4] == ["disagreement", "energy", "gen", "inputs"]
     assert f"score 'default': {', '.join(weights)}; layers 2.weight; holds 40 training rows" in text
     exact = str(guard.calibrate(classes(30, 3), 0.1).summary())
-    assert "false alarms 0.1 on 30 calibration rows (exact: separate calibration data)" in exact
+    assert "at most 10 % false alarms, by 30 calibration rows (exact: separate calibration data)" in exact
 
 
 @pytest.mark.parametrize("members", [1, 3])
