@@ -243,7 +243,7 @@ def test_every_parameter_of_the_api_is_explained() -> None:
 )  # fmt: skip
 def test_a_page_that_loads_from_other_servers_is_found(html: str, foreign: list[str]) -> None:
     pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'offmap[docs]'")
-    assert module("hooks").asked(html) == foreign
+    assert module("hooks").find_requests(html) == foreign
 
 
 DOORS = ("Start", "Guides", "Understand", "Reference", "Results")
