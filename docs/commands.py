@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 HEAD = """\
 # Command-line options
@@ -36,5 +39,5 @@ def rows(command: Any) -> Iterator[str]:
             shown = each.name.upper() if argument else ", ".join([*each.opts, *each.secondary_opts])
             plain = isinstance(each.default, int | float | str) and each.default is not False and each.default != ""
             default = "required" if each.required else f"`{each.default}`" if plain else ""
-            text = " ".join((each.help or "").split()).replace("|", "\\|")
+            text = OPTION.sub(r"`\g<0>`", " ".join((each.help or "").split()).replace("|", "\\|"))
             yield f"| `{shown}` | {default} | {text} |"

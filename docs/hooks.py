@@ -21,7 +21,10 @@ ASKS = re.compile(r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\ssrc
                   r"|(?:url\(|@import\s+)[\"']?((?:https?:)?//[^\"')\s]+)", re.IGNORECASE)  # fmt: skip
 
 
-def asked(html: str) -> list[str]:
+SHORT = re.compile(r"<code>([^<>\n]{1,24})</code>")
+
+
+def find_requests(html: str) -> list[str]:
     """Addresses on other servers that a browser would fetch to show this page. Links that a reader may follow do not count."""
     return ["".join(found) for found in ASKS.findall(html)]
 
@@ -36,8 +39,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> None:
+    """Let the search rank pages of results below pages that people write."""
+    if page.file.src_uri.startswith("results/"):
+        page.meta["search"] = {"boost": 0.1}
+
+
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Refuse a page that cannot be read offline."""
-    if foreign := asked(output):
+    """Refuse a page that cannot be read offline, and mark short code: no line may break behind the first hyphen of `--json`."""
+    if foreign := find_requests(output):
         raise PluginError(f"{page.file.src_uri} asks other servers for {foreign}: put a copy into docs/assets.")
-    return output
+    return SHORT.sub(r'<code class="short">\1</code>', output)

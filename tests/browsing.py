@@ -28,7 +28,7 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def opened(running: Any, path: Path, *, width: int = 1180, colours: str = "light") -> Iterator[Any]:
+def open_page(running: Any, path: Path, *, width: int = 1180, colours: str = "light") -> Iterator[Any]:
     """The page in a tab; errors on its console, and anything it asks of the network, fail the test."""
     context = running.new_context(viewport={"width": width, "height": 900}, color_scheme=colours)
     tab = context.new_page()

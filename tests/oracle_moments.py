@@ -49,7 +49,7 @@ def convolution(layer: Any, x: Tensor) -> Rows:
     return {"weight": windows(x, layer).unflatten(1, (layer.groups, -1)).transpose(0, 1)}
 
 
-def transposed(layer: Any, x: Tensor, output_size: list[int] | None = None) -> Rows:
+def transposed_rows(layer: Any, x: Tensor, output_size: list[int] | None = None) -> Rows:
     """Output place o meets input i at tap k where o + padding = i·stride + k·dilation, and zero where there is no such i."""
     space = type(layer).forward(layer, x, output_size).shape[2:]
     rows = x.new_zeros(len(x), *space, x.shape[1], *layer.kernel_size)
@@ -133,7 +133,7 @@ KINDS: dict[Any, Callable[..., Rows]] = {
     nn.Linear: linear,
     nn.Bilinear: bilinear,
     (nn.Conv1d, nn.Conv2d, nn.Conv3d): convolution,
-    (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d): transposed,
+    (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d): transposed_rows,
     nn.MultiheadAttention: attention,
     nn.RNNBase: recurrent,
     nn.RNNCellBase: cell,

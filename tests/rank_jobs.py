@@ -76,16 +76,16 @@ def state(guard: offmap.Guard) -> Tensors:
     return found | score | {"scores": guard.calibration.scores, "residuals": guard.calibration.residuals}
 
 
-def fitted(net: nn.Module, train: Any, valid: Any, **options: Any) -> Tensors:
+def fit_small(net: nn.Module, train: Any, valid: Any, **options: Any) -> Tensors:
     return state(offmap.fit(net, train, valid, **OPTIONS | options))
 
 
 def moments() -> Tensors:
     """Σ h hᵀ by way of its bases: s, and V·diag(s²)·Vᵀ; more rows than are all counted, in several batches."""
-    at, data = stack_models(convolutions()), as_batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
+    stacked, data = stack_models(convolutions()), as_batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
     with join_group() as group:
         dealt = feed_inputs(data, group)
-        seen = observe(at, feed_inputs(data), rotated=True, group=group, shard=dealt)
+        seen = observe(stacked, feed_inputs(data), rotated=True, group=group, shard=dealt)
     found: Tensors = {}
     for name, b in seen.bases.items():
         v = b.matrix
@@ -110,14 +110,14 @@ def by_sampler(train: tuple[Tensor, Tensor]) -> DataLoader[Any]:
     return DataLoader(sampler.dataset, batch_size=100, sampler=sampler)
 
 
-def wrapped(net: nn.Module) -> nn.Module:
+def wrap_model(net: nn.Module) -> nn.Module:
     return nn.parallel.DistributedDataParallel(net) if torch.distributed.is_initialized() else net
 
 
 def other_rows() -> Tensors:
     x, y = rows(300)
     x[7, 1] += RANK  # rank 1 read another file
-    return fitted(mlp(), (x, y), rows(90, 11), solver="closed-form")
+    return fit_small(mlp(), (x, y), rows(90, 11), solver="closed-form")
 
 
 def one_fails() -> Tensors:
@@ -126,7 +126,7 @@ def one_fails() -> Tensors:
             raise KeyError("the disk of this rank is full")
         return output
 
-    return fitted(mlp(), rows(300), rows(90, 11), output_fn=output_fn)
+    return fit_small(mlp(), rows(300), rows(90, 11), output_fn=output_fn)
 
 
 def sharded_model(kind: str) -> Tensors:
@@ -146,7 +146,7 @@ def sharded_model(kind: str) -> Tensors:
     for p in plain.parameters():
         nn.init.zeros_(p)
     plain.load_state_dict(get_model_state_dict(net, options=StateDictOptions(full_state_dict=True)))
-    return fitted(plain, *TWO, solver="closed-form")
+    return fit_small(plain, *TWO, solver="closed-form")
 
 
 TWO = rows(300), rows(90, 11)
@@ -156,28 +156,28 @@ FLOAT64 = torch.float64
 def other_law(name: str) -> Tensors:
     """A law of weights beside the diagonal one."""
     data = rows(701, dtype=FLOAT64), rows(120, 11, FLOAT64)
-    return fitted(mlp(FLOAT64), *data, steps=20, check_every=10, parameterization=name)
+    return fit_small(mlp(FLOAT64), *data, steps=20, check_every=10, parameterization=name)
 
 
 JOBS: dict[str, Callable[[], Tensors]] = {
     "moments": moments,
-    "closed-form": lambda: fitted(mlp(), rows(9000), rows(301, 11), solver="closed-form"),
-    "convolutions": lambda: fitted(
+    "closed-form": lambda: fit_small(mlp(), rows(9000), rows(301, 11), solver="closed-form"),
+    "convolutions": lambda: fit_small(
         convolutions(), loader(), images(65, 4), likelihood="categorical", params="all", solver="closed-form", chunk_size=4
     ),
-    "members": lambda: fitted([mlp(), mlp()], rows(200), rows(3, 11), solver="closed-form", score="paper"),
-    "refine": lambda: fitted(mlp(), rows(701), rows(120, 11), solver="refine", steps=8, check_every=8),
-    "refine64": lambda: fitted(mlp(FLOAT64), rows(701, dtype=FLOAT64), rows(120, 11, FLOAT64), steps=60, check_every=20),
+    "members": lambda: fit_small([mlp(), mlp()], rows(200), rows(3, 11), solver="closed-form", score="paper"),
+    "refine": lambda: fit_small(mlp(), rows(701), rows(120, 11), solver="refine", steps=8, check_every=8),
+    "refine64": lambda: fit_small(mlp(FLOAT64), rows(701, dtype=FLOAT64), rows(120, 11, FLOAT64), steps=60, check_every=20),
     **{law: partial(other_law, law) for law in ("low-rank", "subspace", "flow")},
-    "sgd-shuffled": lambda: fitted(
+    "sgd-shuffled": lambda: fit_small(
         convolutions(), loader(shuffle=True), images(65, 4), likelihood="categorical", params="last-layer", solver="sgd",
         steps=25, check_every=10,
     ),
-    "sharded": lambda: fitted(
+    "sharded": lambda: fit_small(
         mlp(), own_half(rows(601)), own_half(rows(121, 11)), solver="closed-form", ranks="sharded", score="epistemic"
     ),
-    "sampler": lambda: fitted(mlp(), by_sampler(rows(600)), rows(121, 11), solver="closed-form"),
-    "wrapped": lambda: fitted(wrapped(mlp()), *TWO, solver="closed-form"),
+    "sampler": lambda: fit_small(mlp(), by_sampler(rows(600)), rows(121, 11), solver="closed-form"),
+    "wrapped": lambda: fit_small(wrap_model(mlp()), *TWO, solver="closed-form"),
     "other-rows": other_rows,
     "one-fails": one_fails,
     "fsdp": lambda: sharded_model("fsdp"),
@@ -205,28 +205,28 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stepped(checkpoint: Path | None = None, end: EndsAfter | None = None, **options: Any) -> Tensors:
+def fit_in_steps(checkpoint: Path | None = None, end: EndsAfter | None = None, **options: Any) -> Tensors:
     """A fit with a basis, a closed form, and 40 steps over a DataLoader that shuffles, checked four times."""
     output_fn = end or EndsAfter(Path("nowhere"), "", kill)
     train = DataLoader(TensorDataset(*rows(301)), batch_size=32, shuffle=True)
     chosen: dict[str, Any] = {"steps": 40, "check_every": 10, "patience": None, "chunk_size": 4, "seed": 5} | options
-    return fitted(mlp(), train, rows(60, 11), output_fn=output_fn, checkpoint=checkpoint, **chosen)
+    return fit_small(mlp(), train, rows(60, 11), output_fn=output_fn, checkpoint=checkpoint, **chosen)
 
 
-def killed(file: Path) -> Tensors:
+def fit_and_die(file: Path) -> Tensors:
     """The last rank dies in the middle of the steps."""
-    return stepped(file, EndsAfter(file, "steps.", kill) if RANK == SIZE - 1 else None)
+    return fit_in_steps(file, EndsAfter(file, "steps.", kill) if RANK == SIZE - 1 else None)
 
 
-def stopped(file: Path) -> Tensors:
+def fit_and_hang(file: Path) -> Tensors:
     """The last rank hangs there."""
     stop = EndsAfter(file, "steps.", lambda: os.kill(os.getpid(), signal.SIGSTOP))
-    return stepped(file, stop if RANK == SIZE - 1 else None)
+    return fit_in_steps(file, stop if RANK == SIZE - 1 else None)
 
 
 if __name__ == "__main__":
     folder, file = Path(sys.argv[1]), Path(sys.argv[1]) / "fit.state"
-    ended = {"killed": lambda: killed(file), "stopped": lambda: stopped(file), "resumed": lambda: stepped(file)}
+    ended = {"killed": lambda: fit_and_die(file), "stopped": lambda: fit_and_hang(file), "resumed": lambda: fit_in_steps(file)}
     torch.set_num_threads(1)
     for job in sys.argv[2:]:
         try:

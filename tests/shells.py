@@ -80,7 +80,7 @@ def serve() -> None:
                 os.environ.update(environment)
                 os.chdir(folder)
                 sys.argv = ["offmap", *words]
-                os._exit(ended(cli))
+                os._exit(exit_code_of(cli))
             if stop:
                 while not Path(stop[0]).exists():
                     time.sleep(0.01)
@@ -90,7 +90,7 @@ def serve() -> None:
         print(json.dumps({"code": code, "out": texts[0], "err": texts[1]}), flush=True)
 
 
-def ended(cli: Any) -> int:
+def exit_code_of(cli: Any) -> int:
     """The exit code of the command, as the interpreter gives it."""
     try:
         cli.main()

@@ -13,10 +13,11 @@ FILLED = {"Cycle", "Descent", "History", "LRUCache", "Moment", "Part", "Total"}
 """Sums, memories and states of a fit or a search under way."""
 
 
-def records(room: str) -> list[Any]:
-    """The dataclasses that a room defines."""
+def records(package: str) -> list[Any]:
+    """The dataclasses that a package defines."""
     modules = [
-        import_module(f"offmap.{room}.{module.name}") for module in pkgutil.iter_modules(import_module(f"offmap.{room}").__path__)
+        import_module(f"offmap.{package}.{module.name}")
+        for module in pkgutil.iter_modules(import_module(f"offmap.{package}").__path__)
     ]
     return [
         each
@@ -26,9 +27,9 @@ def records(room: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("room", ["model", "posterior", "maxwent"])
-def test_records_are_frozen(room: str):
-    found = records(room)
+@pytest.mark.parametrize("package", ["model", "posterior", "maxwent"])
+def test_records_are_frozen(package: str):
+    found = records(package)
     assert len(found) > 5
     assert {each.__name__ for each in found if not each.__dataclass_params__.frozen} <= FILLED
     assert all(not each.__dataclass_params__.frozen for each in found if each.__name__ in FILLED)

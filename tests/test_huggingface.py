@@ -53,11 +53,11 @@ def build(name: str) -> nn.Module:
         return NETS[name][0]().eval()
 
 
-def counted(*shape: int, seed: int = 0, low: int = 3, high: int = WORDS) -> Tensor:
+def count_calls(*shape: int, seed: int = 0, low: int = 3, high: int = WORDS) -> Tensor:
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def encoded(texts: list[Tensor], kind: str, *, longer: int = 0) -> hf.BatchEncoding:
+def encode(texts: list[Tensor], kind: str, *, longer: int = 0) -> hf.BatchEncoding:
     """A batch as tokenizers and collators give it, padded to the longest text (and `longer`)."""
     ids = nn.utils.rnn.pad_sequence([*texts, torch.zeros(max(map(len, texts)) + longer, dtype=torch.long)], True)[:-1]
     mask = torch.stack([(torch.arange(ids.shape[1]) < len(t)).long() for t in texts])
@@ -70,9 +70,9 @@ def loader(kind: str, n: int = 40, seed: int = 0, batch_size: int = 8) -> DataLo
         pixels = torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
         rows = [{"pixel_values": x, "labels": i % CLASSES} for i, x in enumerate(pixels)]
         return DataLoader(rows, batch_size=batch_size)  # pyright: ignore[reportArgumentType]
-    lengths = counted(n, seed=seed + 1, low=2, high=12).tolist()
-    texts = [counted(length, seed=100 * seed + i) for i, length in enumerate(lengths)]
-    return DataLoader(texts, batch_size=batch_size, collate_fn=lambda rows: encoded(rows, kind))  # pyright: ignore[reportArgumentType]
+    lengths = count_calls(n, seed=seed + 1, low=2, high=12).tolist()
+    texts = [count_calls(length, seed=100 * seed + i) for i, length in enumerate(lengths)]
+    return DataLoader(texts, batch_size=batch_size, collate_fn=lambda rows: encode(rows, kind))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture(scope="module", params=NETS)
@@ -131,20 +131,20 @@ def test_scores_do_not_depend_on_padding(case: Case) -> None:
     _, kind, guard = case
     if kind == "image":
         pytest.skip("images are not padded")
-    texts = [counted(length, seed=length) for length in (2, 5, 7)]
-    whole = guard(encoded(texts, kind))
+    texts = [count_calls(length, seed=length) for length in (2, 5, 7)]
+    whole = guard(encode(texts, kind))
     for longer in (1, 6):
-        padded = guard(encoded(texts, kind, longer=longer))
+        padded = guard(encode(texts, kind, longer=longer))
         torch.testing.assert_close(padded.score, whole.score, rtol=1e-4, atol=1e-5)
         for how in ("mean", "max"):
             torch.testing.assert_close(
-                guard.score(encoded(texts, kind, longer=longer), reduce=how), guard.score(encoded(texts, kind), reduce=how),
+                guard.score(encode(texts, kind, longer=longer), reduce=how), guard.score(encode(texts, kind), reduce=how),
                 rtol=1e-4, atol=1e-5,
             )  # fmt: skip
         if whole.score_map is not None:
             torch.testing.assert_close(padded.score_map[:, :7], whole.score_map, rtol=1e-4, atol=1e-5, equal_nan=True)
             assert padded.score_map[:, 7:].isnan().all()
-    alone = torch.cat([guard.score(encoded([text], kind)) for text in texts])
+    alone = torch.cat([guard.score(encode([text], kind)) for text in texts])
     torch.testing.assert_close(alone, whole.score, rtol=1e-4, atol=1e-5)
 
 
@@ -175,7 +175,7 @@ def test_nets_that_vmap_cannot_run_are_looped_over() -> None:
 
 def test_labels_of_a_language_model_are_those_of_its_own_loss() -> None:
     net = build("gpt2")
-    batch = encoded([counted(7, seed=i) for i in range(6)], "next")
+    batch = encode([count_calls(7, seed=i) for i in range(6)], "next")
     rows = as_batches(batch, Place.of(net), name="valid")
     assert isinstance(rows, Rows)
     ours = Categorical(-1).nll(net(**rows.inputs).logits[None], rows.targets).mean()
@@ -185,7 +185,7 @@ def test_labels_of_a_language_model_are_those_of_its_own_loss() -> None:
 # ------------------------------------------------------------------------------------------------------ trained nets
 
 
-def trained(net: nn.Module, batch: Callable[[int], hf.BatchEncoding], steps: int, lr: float = 3e-3) -> nn.Module:
+def train_net(net: nn.Module, batch: Callable[[int], hf.BatchEncoding], steps: int, lr: float = 3e-3) -> nn.Module:
     net.train()
     optimizer = torch.optim.AdamW(net.parameters(), lr)
     for step in range(steps):
@@ -204,13 +204,13 @@ def counting(n: int, seed: int, *, high: int = 16) -> list[Tensor]:
     return [3 + row[:length] % (high - 3) for row, length in zip(start + step * torch.arange(10), lengths, strict=True)]
 
 
-def shuffled(texts: list[Tensor]) -> list[Tensor]:
+def shuffle_words(texts: list[Tensor]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [text[torch.randperm(len(text), generator=generator)] for text in texts]
 
 
 def counting_loader(kind: str, n: int, seed: int) -> DataLoader[Any]:
-    return DataLoader(counting(n, seed), batch_size=25, collate_fn=lambda rows: encoded(rows, kind))  # pyright: ignore[reportArgumentType]
+    return DataLoader(counting(n, seed), batch_size=25, collate_fn=lambda rows: encode(rows, kind))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def speaker() -> offmap.Guard:
     torch.manual_seed(0)
     shrink_to_feasible = {"initializer_range": 0.1, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "n_embd": 32}
     net = hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2 | shrink_to_feasible))
-    net = trained(net, lambda step: encoded(counting(32, 1000 + step), "next"), 250)
+    net = train_net(net, lambda step: encode(counting(32, 1000 + step), "next"), 250)
     return offmap.fit(
         net, counting_loader("next", 200, 0), counting_loader("next", 100, 1), solver="closed-form", draws=20, risk_draws=20
     )
@@ -226,31 +226,31 @@ def speaker() -> offmap.Guard:
 
 def test_a_language_model_finds_shuffled_and_unseen_words_ood(speaker: offmap.Guard) -> None:
     texts = counting(60, 2)
-    known = speaker.score(encoded(texts, "next"))
-    assert auroc(known, speaker.score(encoded(shuffled(texts), "next"))) > 0.9
-    assert auroc(known, speaker.score(encoded([t + 8 for t in counting(60, 3)], "next"))) > 0.9
+    known = speaker.score(encode(texts, "next"))
+    assert auroc(known, speaker.score(encode(shuffle_words(texts), "next"))) > 0.9
+    assert auroc(known, speaker.score(encode([t + 8 for t in counting(60, 3)], "next"))) > 0.9
     assert (known > speaker.threshold).float().mean() < 0.2
 
 
 def test_the_score_map_of_a_language_model_points_at_the_ood_word(speaker: offmap.Guard) -> None:
     texts = [t[:6] for t in counting(60, 4)]
     spoiled = [torch.cat([t[:3], t.new_tensor([WORDS - 1]), t[4:]]) for t in texts]
-    before, after = (speaker.score(encoded(each, "next"), reduce=None).mean(0) for each in (texts, spoiled))
+    before, after = (speaker.score(encode(each, "next"), reduce=None).mean(0) for each in (texts, spoiled))
     torch.testing.assert_close(after[:3], before[:3], rtol=1e-3, atol=1e-3)  # a causal model cannot know yet
     assert after[3] > before[3] + 1
 
 
 def test_a_token_classifier_finds_unseen_words_ood_where_they_stand() -> None:
-    net = trained(build("bert tokens"), lambda step: encoded(counting(32, 1000 + step), "tokens"), 150)
+    net = train_net(build("bert tokens"), lambda step: encode(counting(32, 1000 + step), "tokens"), 150)
     guard = offmap.fit(
         net, counting_loader("tokens", 200, 0), counting_loader("tokens", 100, 1), solver="closed-form", draws=20, risk_draws=20
     )
     texts = [t[:6] for t in counting(60, 4)]
     spoiled = [torch.cat([t[:3], t.new_tensor([WORDS - 1 - i % 4]), t[4:]]) for i, t in enumerate(texts)]
-    map_ = guard.score(encoded(spoiled, "tokens"), reduce=None)
+    map_ = guard.score(encode(spoiled, "tokens"), reduce=None)
     others = torch.cat([map_[:, :3], map_[:, 4:]], 1)
     assert map_[:, 3].mean() > 5 * others.mean()
-    assert guard.score(encoded(spoiled, "tokens")).mean() > 2 * guard.score(encoded(texts, "tokens")).mean()
+    assert guard.score(encode(spoiled, "tokens")).mean() > 2 * guard.score(encode(texts, "tokens")).mean()
 
 
 def test_an_image_classifier_with_two_heads_makes_both_random_and_runs_the_rest_once(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_experts_have_the_basis_of_the_rows_that_they_are_given() -> None:
         torch.manual_seed(0)
         config = hf.MixtralConfig(num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2, **TEXT)
         net: Any = hf.MixtralForSequenceClassification(config).eval()
-    texts = [{"input_ids": counted(40, 6, seed=seed)} for seed in (0, 1)]
+    texts = [{"input_ids": count_calls(40, 6, seed=seed)} for seed in (0, 1)]
     train, valid = ((x, net(**x).logits.argmax(1)) for x in texts)
     q = {}
     for how in ("eager", "grouped_mm", "batched_mm"):

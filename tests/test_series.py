@@ -226,16 +226,16 @@ def test_a_classifier_with_sorted_labels_raises_no_notice(caplog: pytest.LogCapt
     st.sampled_from([0.05, 0.2]),
 )
 def test_the_share_of_alarms_is_bounded_for_any_sequence(values: list[float], times: int, lr: float, rate: float) -> None:
-    guard = made()
+    guard = make_detector()
     adaptive = offmap.AdaptiveThreshold(guard, lr=lr, false_alarms=rate)
     scores = torch.tensor(values, dtype=torch.float64).repeat_interleave(times).repeat(times)
     first, flagged = adaptive.level, adaptive.update(scores)
-    levels = [*((scores - adaptive.centre) / adaptive.spread).clamp(max=1e38).asinh().tolist(), first]
+    levels = [*((scores - adaptive.centre) / adaptive.unit).clamp(max=1e38).asinh().tolist(), first]
     assert abs(float(flagged.double().mean()) - rate) <= (max(levels) - min(levels) + lr) / (lr * len(scores)) + 1e-9
 
 
 def test_the_share_of_alarms_is_held_against_an_adversary_and_a_drift() -> None:
-    guard = made()
+    guard = make_detector()
     adversary = offmap.AdaptiveThreshold(guard)
     for _ in range(20_000):  # always just above the threshold, as long as that is below 50
         adversary.update(torch.tensor([min(adversary.threshold + 0.1, 50.0)], dtype=torch.float64))
@@ -286,7 +286,7 @@ def test_scores_and_states_that_do_not_fit_are_refused(guard: offmap.Guard) -> N
         offmap.AdaptiveThreshold(guard, lr=0)
 
 
-def made() -> offmap.Detector:
+def make_detector() -> offmap.Detector:
     """A detector that only has a calibration: 200 scores of a normal variable."""
     return Scored(calibration=Calibration(torch.randn(200, generator=torch.Generator().manual_seed(0))), place=None)  # pyright: ignore
 

@@ -51,13 +51,13 @@ def row(case: Case) -> str:
     turned = seen.rotation()
     blocks = {name: len(turned.views[name].blocks) for name in held.mean if name in turned.matrices}
     matrices = [name for name, w in held.mean.items() if sum(n > 1 for n in w.shape[1:]) > 1 or name in blocks]
-    rotated = listed({name: f" ×{count}" if count > 1 else "" for name, count in blocks.items()})
-    plain = listed({name: f": {turned.why[name]}" for name in matrices if name not in blocks})
+    rotated = join_notes({name: f" ×{count}" if count > 1 else "" for name, count in blocks.items()})
+    plain = join_notes({name: f": {turned.why[name]}" for name in matrices if name not in blocks})
     cells = (case.name, case.shows, str(len(matrices)), rotated, plain, "vmap" if in_one_go(case) else "loop")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def listed(notes: Mapping[str, str]) -> str:
+def join_notes(notes: Mapping[str, str]) -> str:
     return ", ".join(f"`{name}`{note}" for name, note in notes.items())
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # the documented way
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten  # inputs are nested tuples and dicts
 
 __all__ = [
-    "NO_TORCH_FUNCTION", "TorchDispatchMode", "change_count", "child_table", "hook_tables", "strict_vmap",
+    "NO_TORCH_FUNCTION", "TORCH_ATTRIBUTES", "TorchDispatchMode", "change_count", "child_table", "hook_tables", "strict_vmap",
     "tensor_tables", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten",
 ]  # fmt: skip
 
@@ -29,6 +29,9 @@ child_table: Callable[[nn.Module], dict[str, Any]] = attrgetter("_modules")
 
 # what runs before and after `forward`: torch can add hooks and remove them, but not list them
 hook_tables: Callable[[nn.Module], tuple[dict[int, Any], dict[int, Any]]] = attrgetter("_forward_pre_hooks", "_forward_hooks")
+
+# attributes of every module, and of a recurrent one: no state of the user's
+TORCH_ATTRIBUTES: frozenset[str] = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
 
 # grows with every in-place write to a tensor; inference tensors do not count
 change_count: Callable[[Tensor], int] = attrgetter("_version")

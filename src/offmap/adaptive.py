@@ -19,7 +19,7 @@ LARGEST = 1e38  # distance from the centre in spreads; an infinite score counts 
 class AdaptiveThreshold:
     """Judge a stream by a threshold that rises after each alarm and falls a little after each other row.
 
-    With u = asinh((score − centre)/spread), both of the calibration scores, each row moves the threshold q of u to
+    With u = asinh((score − centre)/unit), both of the calibration scores, each row moves the threshold q of u to
     q + lr·(1[u > q] − false_alarms): the online quantile of Gibbs & Candès (2021) and Angelopoulos, Barber & Bates (2024).
     Whatever the scores do, drift, jump or answer the threshold, the share of T rows that is flagged differs from `false_alarms`
     by at most (R + lr)/(lr·T), where R is the range of u and the first q. Nothing needs to be exchangeable.
@@ -55,17 +55,17 @@ class AdaptiveThreshold:
         self.lr: float = checks.number("lr", lr, above=0)
         centre, upper, first = (float(scores.quantile(level)) for level in (0.5, 0.95, 1 - self.false_alarms))
         self.centre: float = centre
-        self.spread: float = (upper - centre) or 1.0
+        self.unit: float = (upper - centre) or 1.0
         if self.false_alarms == calibration.false_alarms and math.isfinite(calibration.threshold):
             first = calibration.threshold
-        self.level: float = math.asinh((first - centre) / self.spread)
+        self.level: float = math.asinh((first - centre) / self.unit)
         self.rows: int = 0
         self.flagged: int = 0
 
     @property
     def threshold(self) -> float:
         """The threshold for the next score."""
-        return self.centre + self.spread * math.sinh(self.level)
+        return self.centre + self.unit * math.sinh(self.level)
 
     def update(self, scores: Tensor, normal: Tensor | None = None) -> Tensor:
         """Judge rows in their order and learn from each before the next: (B,) -> (B,) bool, True where OOD.
@@ -84,7 +84,7 @@ class AdaptiveThreshold:
         )
         if learned.shape != scores.shape or learned.dtype != torch.bool:
             raise ShapeError(f"Expected `normal` as bool {tuple(scores.shape)}, but got {learned.dtype} {tuple(learned.shape)}.")
-        distances = ((scores.detach().cpu().double() - self.centre) / self.spread).clamp(-LARGEST, LARGEST)
+        distances = ((scores.detach().cpu().double() - self.centre) / self.unit).clamp(-LARGEST, LARGEST)
         rise, fall, level, verdicts = self.lr * (1 - self.false_alarms), self.lr * self.false_alarms, self.level, list[bool]()
         for value, learn in zip(distances.asinh().tolist(), learned.tolist(), strict=True):
             ood = value > level

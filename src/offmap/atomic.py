@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, however many processes write them and whenever one is killed; and where they lie."""
+"""Files that are either whole or absent, however many processes write them and whenever one is killed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,6 @@ from offmap._types import Weights
 from offmap.errors import FileError, first_line
 
 HEADER = 1 << 23  # bytes that a header of JSON in a file of ours may have; those of large ensembles have some hundred thousand
-
-
-def cache_folder() -> Path:
-    """OFFMAP_CACHE, or `~/.cache/offmap`."""
-    return Path(os.environ.get("OFFMAP_CACHE") or Path.home() / ".cache" / "offmap")
 
 
 def write_whole(path: Path, content: bytes, *, folders: bool = True) -> None:

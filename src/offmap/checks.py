@@ -171,8 +171,8 @@ def path(name: str, value: Any) -> Path:
     return Path(os.fsdecode(value))
 
 
-def tensor(name: str, value: Any, *, meta: bool = False) -> Tensor:
-    """Return a dense tensor of real numbers; without values, on the device "meta", only if so allowed.
+def tensor(name: str, value: Any) -> Tensor:
+    """Return a dense tensor of real numbers, with values: not on the device "meta".
 
     >>> tensor("scores", [1.0, 2.0])
     Traceback (most recent call last):
@@ -181,9 +181,8 @@ def tensor(name: str, value: Any, *, meta: bool = False) -> Tensor:
     if not isinstance(value, Tensor):
         hint = f"; pass `torch.as_tensor({name})`" if isinstance(value, list | tuple) or hasattr(value, "__array__") else ""
         raise DataError(f"Expected `{name}` to be a tensor of real numbers, but got {type(value).__name__}{hint}.")
-    without_values = value.is_meta and not meta
-    if value.is_complex() or without_values or value.layout != torch.strided:
-        kind = "one without values" if without_values else f"{value.dtype}, {value.layout}"
+    if value.is_complex() or value.is_meta or value.layout != torch.strided:
+        kind = "one without values" if value.is_meta else f"{value.dtype}, {value.layout}"
         raise DataError(f"Expected `{name}` to be a tensor of real numbers, but got {kind}.")
     return value
 

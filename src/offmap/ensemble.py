@@ -30,12 +30,12 @@ class GuardEnsemble(Detector):
     Args:
         guards: The members, which take the same inputs.
         centre: (G,), mean score of every guard over in-distribution rows.
-        spread: (G,), standard deviation of every guard's score over in-distribution rows.
+        unit: (G,), standard deviation of every guard's score over in-distribution rows.
     """
 
     guards: tuple[Guard, ...]
     centre: Tensor
-    spread: Tensor
+    unit: Tensor
 
     def _describe(self) -> str:
         return f"{len(self.guards)} guards"
@@ -46,7 +46,7 @@ class GuardEnsemble(Detector):
 
     def _score(self, features: Inputs) -> Tensor:
         scores = torch.stack([guard.score(features) for guard in self.guards], 1)
-        return _standardize(scores, self.centre, self.spread)
+        return _standardize(scores, self.centre, self.unit)
 
     def _predict(self, features: Inputs) -> Prediction:
         return mix([guard.predict(features) for guard in self.guards])
@@ -76,6 +76,14 @@ def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05)
         guards: Two or more, which must take the same inputs and predict the same targets.
         valid: In-distribution rows the models have not seen, which set the scales of the scores and the threshold.
         false_alarms: Share of in-distribution rows that may be called OOD.
+
+    >>> from offmap.fit import fit
+    >>> x = torch.linspace(-1, 1, 60)[:, None]
+    >>> train, valid = (x[::2], x[::2, 0]), (x[1::2], x[1::2, 0])
+    >>> models = torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    >>> guards = [fit(model, train, valid, solver="closed-form", progress=False) for model in models]
+    >>> combine(guards, valid)(torch.tensor([[0.0], [50.0]])).ood
+    tensor([False,  True])
     """
     members = tuple(guards) if isinstance(guards, Sequence) else ()
     if len(members) < 2 or not all(isinstance(guard, Guard) for guard in members):
@@ -92,20 +100,20 @@ def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05)
     if not bool(scores.isfinite().any(0).all()):
         raise DataError("Expected finite scores of in-distribution data, but one of the guards has none on `valid`.")
     scales = [ZScore.fit(column) for column in scores.double().T]
-    centre, spread = torch.stack([scale.mean for scale in scales]), torch.stack([scale.std for scale in scales])
-    spread = torch.where(spread < 1e-6 * (1 + centre.abs()), 1.0, spread)  # a constant score tells nothing apart
+    centre, unit = torch.stack([scale.mean for scale in scales]), torch.stack([scale.std for scale in scales])
+    unit = torch.where(unit < 1e-6 * (1 + centre.abs()), 1.0, unit)  # a constant score tells nothing apart
     residuals = first.likelihood.residual(mix([guard.predict(rows.inputs) for guard in members]), rows.targets)
-    calibration = Calibration(_standardize(scores, centre, spread), residuals, false_alarms, exact=False)
+    calibration = Calibration(_standardize(scores, centre, unit), residuals, false_alarms, exact=False)
     calibration.warn_if_infinite(rows.rows)
     return GuardEnsemble(
-        guards=members, centre=centre, spread=spread, calibration=calibration, place=first.place, target=first.target,
+        guards=members, centre=centre, unit=unit, calibration=calibration, place=first.place, target=first.target,
         seed=first.seed, image_spec=first.image_spec,
     )  # fmt: skip
 
 
-def _standardize(scores: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+def _standardize(scores: Tensor, centre: Tensor, unit: Tensor) -> Tensor:
     """Average the scores of all guards in standard deviations, (B, G) -> (B,); NaN becomes ∞."""
-    return ((scores.double() - centre) / spread).mean(1).nan_to_num(nan=torch.inf, posinf=torch.inf).to(scores)
+    return ((scores.double() - centre) / unit).mean(1).nan_to_num(nan=torch.inf, posinf=torch.inf).to(scores)
 
 
 def _check_alike(guards: Sequence[Guard], rows: Rows) -> None:

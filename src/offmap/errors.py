@@ -39,7 +39,7 @@ class NotFittedError(OffmapError):
 
 
 def nearest(word: object, valid: Iterable[str]) -> str:
-    """Half a sentence that names the valid words and the nearest one to `word`."""
+    """Return half a sentence that names the valid words and the nearest one to `word`."""
     names = sorted(valid)
     close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
     hint = f" (did you mean {close[0]!r}?)" if close else ""

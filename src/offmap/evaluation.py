@@ -116,7 +116,7 @@ def evaluate(
     evaluation = Evaluation([], {}, detectors=named)
     for name, scorer in named.items():
         detector = scorer if isinstance(scorer, Detector) else None
-        place = detector.place if detector else Place(torch.device("cpu"), torch.float32)
+        place = detector.place if detector else Place.of(None)
         with fork_rng("test"):
             rows = load_rows(as_batches(test, place, name="test", target=target))
         quality, losses, reliability = measure_predictions(detector, rows) if detector else ({}, None, {})

@@ -90,7 +90,7 @@ def fit(
     groups: Sequence[Any] | Tensor | None = None,
     chunk_size: int | Literal["auto"] = "auto",
     batch_size: int = 128,
-    config: Config | str = "default",
+    config: Config | Literal["default", "paper", "reference"] = "default",
     seed: int = 0,
     checkpoint: str | Path | None = None,
     ranks: Literal["same", "sharded", "alone"] = "same",
@@ -247,13 +247,21 @@ def guard(
         seed: Decides the noise.
         target: The key of the targets where batches are dicts.
         allow_nan: Whether inputs may be missing (NaN), as in `fit`.
+
+    >>> class Slopes:
+    ...     members = 1
+    ...     def outputs(self, x, draws, *, clip=None, seed=0):
+    ...         return torch.linspace(0.9, 1.1, draws)[:, None] * x[:, 0]
+    >>> x = torch.linspace(-1, 1, 40)[:, None]
+    >>> guard(Slopes(), (x, x[:, 0]))(torch.tensor([[0.0], [50.0]])).ood
+    tensor([False,  True])
     """
     predictive = as_predictive(predictive)
     draws, seed, false_alarms = check_options(score, draws, seed, false_alarms)
-    place = Place(torch.device("cpu"), torch.float32) if predictive.model is None else Place.of(predictive.model.module)
-    place = replace(place, allow_nan=checks.flag("allow_nan", allow_nan))
+    module = None if predictive.model is None else predictive.model.module
+    place = Place.of(module, allow_nan=checks.flag("allow_nan", allow_nan))
     if train is None and score == "distance":
-        raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
+        raise ConfigError("Expected `train=` for score='distance': it compares inputs with training rows.")
     with fork_rng(seed):
         rows = load_rows(as_batches(valid, place, name="valid", target=target), at_least=2)
         outputs: Any = predictive.outputs(rows.inputs, 1, clip=0.0, seed=seed)

@@ -101,6 +101,10 @@ def risk_coverage(scores: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
 
     Ties count with their mean loss, so that the curve does not depend on the order of the data.
 
+    Args:
+        scores: (B,), rows with the lowest are answered first.
+        losses: (B,), such as squared errors, or 1 for a wrong class and else 0.
+
     >>> coverage, risk = risk_coverage(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 0.0, 0.0]))
     >>> risk
     tensor([0.0000, 0.0000, 0.3333])
@@ -131,7 +135,11 @@ def aurc(scores: Tensor, losses: Tensor) -> Tensor:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Compute Spearman's ρ of two vectors (B,); ties share the mean of their ranks. NaN where `a` or `b` is constant.
+    """Compute Spearman's ρ of two vectors (B,); ties share the mean of their ranks. NaN where one is constant.
+
+    Args:
+        a: (B,).
+        b: (B,).
 
     >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 7.0, 8.0]))
     tensor(-0.5000)
@@ -149,6 +157,11 @@ def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) ->
     """Average the gap between confidence and accuracy over equally wide bins of probabilities (B, C) (Guo et al., 2017):
     Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| with the confidences B_b in ((b − 1)/bins, b/bins].
 
+    Args:
+        probs: (B, C), class probabilities.
+        labels: (B,), class numbers.
+        bins: How many bins, of which empty ones do not count.
+
     >>> expected_calibration_error(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1]))
     tensor(0.4000)
     """
@@ -158,6 +171,11 @@ def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) ->
 
 def confidence_curve(probs: Tensor, labels: Tensor, bins: int = 10) -> Tensor:
     """Compute mean confidence, accuracy and number of examples in the non-empty bins of `expected_calibration_error`: (k, 3).
+
+    Args:
+        probs: (B, C), class probabilities.
+        labels: (B,), class numbers.
+        bins: How many bins, empty ones among them.
 
     >>> confidence_curve(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1]))
     tensor([[0.9000, 0.5000, 2.0000]], dtype=torch.float64)
@@ -178,6 +196,12 @@ def ence(mean: Tensor, std: Tensor, y: Tensor, bins: int = 10) -> Tensor:
 
     Groups of (nearly) equal size hold the examples sorted by σ; equal σ stay in order.
 
+    Args:
+        mean: (B,), predicted means.
+        std: (B,), predicted standard deviations, positive and finite.
+        y: (B,), targets.
+        bins: How many groups.
+
     >>> ence(torch.zeros(4), torch.tensor([1.0, 1.0, 2.0, 2.0]), torch.tensor([1.0, -1.0, 3.0, 3.0]), bins=2)
     tensor(0.2500)
     """
@@ -195,6 +219,12 @@ def quantile_ece(mean: Tensor, std: Tensor, y: Tensor, levels: int = 10) -> Tens
     """Average the gap between nominal and empirical coverage of the central Gaussian intervals at evenly spaced levels:
     mean_k |ℓ_k − c_k| with ℓ_k = k/(L + 1), and c_k the share of |y_i − μ_i| ≤ z_((1 + ℓ_k)/2) σ_i; σ may be infinite.
 
+    Args:
+        mean: (B,), predicted means.
+        std: (B,), predicted standard deviations.
+        y: (B,), targets.
+        levels: L, how many levels.
+
     >>> quantile_ece(torch.zeros(2), torch.ones(2), torch.tensor([0.1, 0.7]), levels=1)
     tensor(0.)
     """
@@ -204,6 +234,12 @@ def quantile_ece(mean: Tensor, std: Tensor, y: Tensor, levels: int = 10) -> Tens
 
 def coverage_curve(mean: Tensor, std: Tensor, y: Tensor, levels: int = 19) -> Tensor:
     """Compute level k/(L + 1), empirical coverage of the central Gaussian interval at it, and number of examples: (L, 3).
+
+    Args:
+        mean: (B,), predicted means.
+        std: (B,), predicted standard deviations.
+        y: (B,), targets.
+        levels: L, how many levels.
 
     >>> coverage_curve(torch.zeros(2), torch.ones(2), torch.tensor([0.1, 0.7]), levels=1)
     tensor([[0.5000, 0.5000, 2.0000]], dtype=torch.float64)
@@ -218,6 +254,11 @@ def coverage_curve(mean: Tensor, std: Tensor, y: Tensor, levels: int = 19) -> Te
 def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
     """Compute the share of targets (B,) inside their closed interval; best when it equals the level of the intervals.
 
+    Args:
+        lower: (B,), lower ends.
+        upper: (B,), upper ends.
+        y: (B,), targets.
+
     >>> coverage(torch.zeros(4), torch.ones(4), torch.tensor([0.0, 0.5, 1.0, 1.5]))
     tensor(0.7500)
     """
@@ -227,6 +268,10 @@ def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
 
 def mean_width(lower: Tensor, upper: Tensor) -> Tensor:
     """Compute the mean length of intervals (B,), in the unit of the targets; infinite as soon as one of them is.
+
+    Args:
+        lower: (B,), lower ends.
+        upper: (B,), upper ends.
 
     >>> mean_width(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 4.0]))
     tensor(2.)

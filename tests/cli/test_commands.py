@@ -113,7 +113,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell.close()
 
 
-def expected(folder: Path, path: str) -> offmap.Result:
+def score_in_python(folder: Path, path: str) -> offmap.Result:
     """What the guard says in Python, columns put in order by hand."""
     guard = offmap.load(folder / "guard", regressor())
     with open_table(folder / path) as file:
@@ -125,10 +125,10 @@ def test_a_real_process_scores_columns_by_name_as_python_does(shell):
     """Columns in another order, and others between them; the text of the file is all that the process has."""
     words = [sys.executable, "-m", "offmap", "score", "guard", "new.csv", *MODEL, "--keep", "id", "-o", "scores.csv"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=shell.folder, env=ENVIRONMENT)
-    result = expected(shell.folder, "new.csv")
+    result = score_in_python(shell.folder, "new.csv")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("150 rows scored in ")
-    assert done.stdout.endswith(f"{int(result.ood.sum())} ({float(result.ood.float().mean()):.1%}) off the map. "
+    assert done.stdout.endswith(f"{int(result.ood.sum())} ({100 * float(result.ood.float().mean()):.1f} %) off the map. "
                                 "The scores are at scores.csv\n")  # fmt: skip
     lines = (shell.folder / "scores.csv").read_text().splitlines()
     assert lines[0] == "id,score,ood,p_value,mean,std"
@@ -146,7 +146,7 @@ def test_scores_in_other_formats_are_the_same_to_the_bit(suffix, shell):
     assert (done.code, done.err) == (0, "")
     record = json.loads(done.out)
     assert (record["rows"], record["off_map"], record["out"]) == (50, 50, f"far-scores.{suffix}")
-    result = expected(shell.folder, "far.npz")
+    result = score_in_python(shell.folder, "far.npz")
     with open_table(shell.folder / f"far-scores.{suffix}") as file:
         assert file.names == ["score", "ood", "p_value", "mean", "std"]
         (block,) = file.blocks(file.names)
@@ -352,11 +352,11 @@ def test_a_guard_made_in_python_takes_all_columns_in_order(shell):
     done = shell("score", *words, "test.parquet", "--drop", "y", "-o", "plain.npz")
     assert (done.code, done.err) == (0, "")
     with np.load(shell.folder / "plain.npz") as file:
-        np.testing.assert_array_equal(file["score"], expected(shell.folder, "test.parquet").score)
+        np.testing.assert_array_equal(file["score"], score_in_python(shell.folder, "test.parquet").score)
     done = shell("score", *words, "test.parquet", "-o", "bad-out.npz")
     assert done.code == 1
     assert "Traceback" not in done.err
-    assert left(shell.folder) == []
+    assert list_partial(shell.folder) == []
     done = shell("evaluate", *words, "--test", "test.parquet", "--ood", "far.npz", "--json")
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out)["metrics"]["far"]["auroc"] > 0.99
@@ -375,7 +375,7 @@ BAD_DATA = {
 }  # fmt: skip
 
 
-def left(folder: Path) -> list[str]:
+def list_partial(folder: Path) -> list[str]:
     """Files that begin like a half-written output, and the output."""
     return [file.name for file in folder.iterdir() if ".part" in file.name or file.name.startswith("bad-out")]
 
@@ -387,7 +387,7 @@ def test_bad_data_is_one_sentence_and_leaves_no_output(case, shell):
     done = shell("score", "guard", "bad.csv", *MODEL, "-o", f"bad-out.{suffix}")
     assert done.code == 1
     assert done.sentence.startswith(message)
-    assert left(shell.folder) == []
+    assert list_partial(shell.folder) == []
 
 
 @pytest.mark.parametrize("name", ["test.parquet", "far.npz"])
@@ -397,7 +397,7 @@ def test_a_file_that_ends_in_the_middle_is_one_sentence(name, shell):
     done = shell("score", "guard", f"cut-{name}", *MODEL, "-o", "bad-out.csv")
     assert done.code == 1
     assert f"at cut-{name}, but it cannot be read: " in done.sentence
-    assert left(shell.folder) == []
+    assert list_partial(shell.folder) == []
 
 
 def test_a_bad_row_far_down_leaves_what_was_there(shell):
@@ -410,7 +410,7 @@ def test_a_bad_row_far_down_leaves_what_was_there(shell):
     assert done.code == 1
     assert done.sentence.startswith("Expected numbers in column 'b' of bad.csv, but row 4201 has 'oops'.")
     assert (shell.folder / "old.csv").read_text() == "old\n"
-    assert left(shell.folder) == []
+    assert list_partial(shell.folder) == []
 
 
 BAD_MODELS = {
@@ -434,7 +434,7 @@ def test_a_model_that_cannot_be_made_is_one_sentence(model, shell):
     done = shell("fit", "--model", model, "--weights", "w.safetensors", "--train", "train.parquet", "-o", "bad-out")
     assert done.code == 1
     assert done.sentence.startswith(BAD_MODELS[model])
-    assert left(shell.folder) == []
+    assert list_partial(shell.folder) == []
 
 
 def test_nothing_is_imported_because_a_file_says_so(shell):
@@ -479,7 +479,7 @@ def test_misuse_is_one_sentence_and_exit_code_2(case, shell):
     done = shell(*words)
     assert done.code == 2
     assert done.sentence.startswith(message)
-    assert left(shell.folder) == []
+    assert list_partial(shell.folder) == []
 
 
 @pytest.mark.parametrize("words", [["score"], ["fit", "--solver", "magic"], ["evaluate", "guard", "--tset", "x"], ["scores"]])
@@ -506,7 +506,7 @@ def test_an_output_that_cannot_be_written_is_one_sentence(path, shell):
     done = shell("fit", *MODEL, "--weights", "w.safetensors", "--train", "train.parquet", "-o", path)
     assert done.code == 1
     assert str(path) in done.sentence
-    assert left(shell.folder) == []
+    assert list_partial(shell.folder) == []
 
 
 @pytest.fixture
@@ -561,12 +561,12 @@ def test_every_help_has_an_example(command, shell):
 
 
 def test_the_shell_completes_commands_and_options(shell):
-    def completed(text: str) -> list[str]:
+    def run_completion(text: str) -> list[str]:
         done = shell(_OFFMAP_COMPLETE="complete_bash", COMP_WORDS=f"offmap {text}", COMP_CWORD=str(len(text.split())))
         return done.out.split()
 
-    assert completed("sc") == ["score"]
-    assert "--trust-model" in completed("score --tr")
+    assert run_completion("sc") == ["score"]
+    assert "--trust-model" in run_completion("score --tr")
     done = shell(_OFFMAP_COMPLETE="source_bash")
     assert "complete -o" in done.out
 
@@ -598,7 +598,7 @@ def test_a_stopped_process_leaves_nothing(number, code, shell):
     assert done.code == code
     assert "Traceback" not in done.err
     assert "bad-out.csv" in (shell.folder / "started").read_text()
-    assert left(shell.folder) == []
+    assert list_partial(shell.folder) == []
 
 
 def test_the_commands_of_the_page_run_as_they_stand(shell, tmp_path):
@@ -655,7 +655,7 @@ def test_export_writes_a_graph_with_the_columns_of_fit_time_and_says_how_it_was_
         r"Tested on 150 rows: numbers within \S+ of the guard's, 0 verdicts differ; \S+ ms for one row, \S+ in a batch of 32\.\n",
         done.out,
     )
-    session, result = runtime.InferenceSession(shell.folder / "g.onnx"), expected(shell.folder, "new.csv")
+    session, result = runtime.InferenceSession(shell.folder / "g.onnx"), score_in_python(shell.folder, "new.csv")
     assert json.loads(session.get_modelmeta().custom_metadata_map["offmap.columns"]) == ["a", "b", "c"]
     with open_table(shell.folder / "new.csv") as file:
         x = np.concatenate([block.x for block in file.blocks(["a", "b", "c"])])

@@ -37,10 +37,10 @@ def test_an_absent_package_is_shown_with_what_it_is_for(monkeypatch, capsys):
 
 
 def test_a_broken_installation_fails_with_its_reason(monkeypatch):
-    def broken(*args, **options):
+    def fail(*args, **options):
         raise RuntimeError("no kernel image")
 
-    monkeypatch.setattr(doctor, "fit", broken)
+    monkeypatch.setattr(doctor, "fit", fail)
     result = doctor.self_test()
     assert not result["passed"]
     assert result["error"] == "RuntimeError: no kernel image"

@@ -70,7 +70,7 @@ def read(path: Path) -> np.ndarray:
         return np.concatenate([block.x for block in file.blocks(SCORES)])
 
 
-def written(folder: Path) -> dict[str, tuple[int, int]]:
+def modification_times(folder: Path) -> dict[str, tuple[int, int]]:
     """When each file of scores was written."""
     paths = [path for path in folder.rglob("*") if path.is_file() and NOTES not in path.parts]
     return {path.relative_to(folder).as_posix(): (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
@@ -79,7 +79,7 @@ def written(folder: Path) -> dict[str, tuple[int, int]]:
 def test_each_table_has_a_file_of_scores_with_all_its_rows_in_spec(guard, tmp_path):
     data, out = fill(tmp_path / "data"), tmp_path / "out"
     done = score(guard, spec(data, out))
-    assert sorted(written(out)) == list(FILES)
+    assert sorted(modification_times(out)) == list(FILES)
     assert [each.rows for each in done] == [30, 40, 50]
     for each, file, (n, seed) in zip(done, FILES, [(30, 1), (40, 2), (50, 3)], strict=True):
         result = guard(np.stack(list(rows(n, seed).values()), 1))
@@ -101,17 +101,17 @@ def test_what_is_finished_is_kept_and_nothing_else(guard, tmp_path):
     """Scores that were cut, scores of other inputs, and scores that a killed worker left half-written are made again."""
     data, out = fill(tmp_path / "data"), tmp_path / "out"
     first = score(guard, spec(data, out))
-    before = written(out)
+    before = modification_times(out)
     again = score(guard, spec(data, out), resume=True)
     assert [replace(each, reused=False) for each in again] == first
     assert all(each.reused for each in again)
-    assert written(out) == before
+    assert modification_times(out) == before
     (out / "a.csv").write_bytes((out / "a.csv").read_bytes()[:-5])
     np.savez(data / "b.npz", **rows(45, 2))
     (out / "deep" / ".c.parquet.1.abc.part").write_text("half")
     again = score(guard, spec(data, out), resume=True)
     assert [(each.rows, each.reused) for each in again] == [(30, False), (45, False), (50, True)]
-    after = written(out)
+    after = modification_times(out)
     assert {name for name in FILES if after[name] == before[name]} == {"deep/c.parquet"}
     assert sorted(after) == list(FILES)
     other = score(guard, replace(spec(data, out), guard="another guard"), resume=True)
@@ -153,7 +153,7 @@ def test_a_table_that_cannot_be_read_fails_by_name_and_the_others_are_done(guard
     assert cut[1].startswith(f"Expected arrays of numbers or words at {data / 'b.npz'}, but it cannot be read: ")
     assert gone == ("deep/d.csv", f"Expected a table at {data / 'deep' / 'd.csv'}, but there is no such file.")
     assert [each.rows for each in done] == [30, 0, 50, 0]
-    assert sorted(written(out)) == ["a.csv", "deep/c.parquet"]  # no scores of what the table was before
+    assert sorted(modification_times(out)) == ["a.csv", "deep/c.parquet"]  # no scores of what the table was before
 
 
 REFUSED = {
@@ -262,7 +262,7 @@ def test_a_folder_without_any_image_that_can_be_read_leaves_no_scores(image_guar
     for name in ("a.png", "b.jpg", "c.png"):
         (data / name).unlink()
     (done,) = score(image_guard, spec(data, out, transform=ImageTransform((1, 4, 4))))
-    assert (done.rows, sorted(done.failed), written(out)) == (0, ["d.jpeg", "e.png"], {})
+    assert (done.rows, sorted(done.failed), modification_times(out)) == (0, ["d.jpeg", "e.png"], {})
 
 
 @pytest.mark.parametrize("arguments", [((2, 4, 4),), ((1, 0, 4),), ((1, 4, 4), (0.5, 0.5)), ((1, 4, 4), (), (0.0,))])
@@ -300,7 +300,7 @@ def test_the_command_scores_a_folder_and_resumes_it(shell, guard, tmp_path):
     done = shell(*ROWS, "-o", tmp_path / "out")
     assert (done.code, done.err) == (0, "Note: 1 files of data are left out, such as _SUCCESS.\n")
     assert done.out.startswith("120 rows in 3 files, 0 kept from an earlier run, ")
-    assert done.out.endswith(f" rows off the map, 0 inputs failed. The scores are in {tmp_path / 'out'}\n")
+    assert done.out.endswith(f" rows off the map, 0 files failed. The scores are in {tmp_path / 'out'}\n")
     score(guard, spec(shell.folder / "data", tmp_path / "here"))
     for file in FILES:
         np.testing.assert_array_equal(read(tmp_path / "out" / file), read(tmp_path / "here" / file))
@@ -318,7 +318,7 @@ def test_the_command_lists_what_failed(shell, tmp_path):
     lines = done.err.splitlines()
     assert [line.split(": Expected an image of eight bits at ")[0] for line in lines] == ["Failed: d.jpeg", "Failed: e.png"]
     assert done.out.startswith("3 rows in 1 files, ")
-    assert ", 2 inputs failed." in done.out
+    assert ", 2 files failed." in done.out
 
 
 MISUSES = {

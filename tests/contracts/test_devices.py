@@ -67,7 +67,7 @@ def test_no_tensor_is_made_without_naming_its_device(case: Case, solver: str):
     assert not {place for place in spy.seen if not place.startswith(NOISE)}
 
 
-def unnamed(path: Path) -> list[str]:
+def find_unnamed(path: Path) -> list[str]:
     """Calls in a file that make a tensor and name no device."""
     makers = {maker.__name__ for maker in _device_constructors()}
     return [
@@ -82,7 +82,7 @@ def test_every_line_that_makes_a_tensor_names_its_device():
     # data come from the user's side, and the demo makes its own
     rooms = ("data", "demo", "report", "batches", "integrations")
     files = [path for path in HOME.rglob("*.py") if path.relative_to(HOME).parts[0] not in rooms]
-    assert [line for path in sorted(files) if path != HOME / NOISE for line in unnamed(path)] == []
+    assert [line for path in sorted(files) if path != HOME / NOISE for line in find_unnamed(path)] == []
 
 
 def test_the_spy_sees_what_names_no_device():

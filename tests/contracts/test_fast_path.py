@@ -20,7 +20,7 @@ from zoo.sequences import with_mask
 NAMES = ("attention", "attention_mask", "transformer", "norm_first", "encoder", "decoder_layer", "tokenized")
 
 
-def nested() -> nn.Module:
+def build_nested() -> nn.Module:
     """An encoder as torch makes it by default: behind a mask it packs the rows into a nested tensor."""
 
     def forward(s: Any, x: Tensor, hidden: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def nested() -> nn.Module:
     return Through(forward, body=nn.TransformerEncoder(layer, 2), head=nn.Linear(4, 2))
 
 
-NESTED = Case("nested_tensors", nested, (3, 4), wrap=with_mask)
+NESTED = Case("nested_tensors", build_nested, (3, 4), wrap=with_mask)
 some_models = pytest.mark.parametrize("case", [*(ZOO[name] for name in NAMES), NESTED], ids=lambda c: c.name)
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 
@@ -40,7 +40,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of torch's fused layers, whenever one runs."""
     seen: list[str] = []
 
-    def watched(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             seen.append(name)
             return real(*args, **kwargs)
@@ -48,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return run
 
     for name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"):
-        monkeypatch.setattr(torch, name, watched(name, getattr(torch, name)))
+        monkeypatch.setattr(torch, name, watch(name, getattr(torch, name)))
     return seen
 
 

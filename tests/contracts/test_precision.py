@@ -23,7 +23,7 @@ some_models = pytest.mark.parametrize("case", [ZOO[name] for name in NAMES], ids
 OPTIONS: dict[str, Any] = {"solver": "closed-form", "draws": 4, "risk_draws": 4, "progress": False}
 
 
-def mixed() -> torch.autocast:
+def build_mixed() -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
@@ -37,7 +37,7 @@ def fit(case: Case, net: torch.nn.Module, dtype: torch.dtype = torch.float32) ->
 
 @some_models
 def test_a_fit_and_its_scores_work_under_autocast_in_float32(case: Case):
-    with mixed():
+    with build_mixed():
         guard, result = fit(case, case.build())
     assert result.score.dtype == torch.float32
     assert bool(result.score.isfinite().all())
@@ -53,7 +53,7 @@ def moments(case: Case) -> dict[str, Moment]:
 
 @some_models
 def test_autocast_hides_no_matrix(case: Case):
-    with mixed():
+    with build_mixed():
         q, cast = svd(case.build(), [case.inputs()]), moments(case)
     assert {name: v.shape[1] for name, v in q.rotation.items()} == case.rotated()
     assert all(v.dtype == torch.float32 for v in q.rotation.values())

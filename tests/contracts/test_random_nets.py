@@ -82,7 +82,7 @@ def convolution(draw: Any, shape: tuple[int, ...]) -> nn.Module:
     )  # fmt: skip
 
 
-def transposed(draw: Any, shape: tuple[int, ...]) -> nn.Module:
+def draw_transposed(draw: Any, shape: tuple[int, ...]) -> nn.Module:
     channels, space = shape[0], len(shape) - 1
     groups = draw(st.sampled_from([g for g in range(1, channels + 1) if channels % g == 0]))
     stride = sizes(draw, space, most=2)
@@ -132,11 +132,11 @@ def activation(draw: Any, shape: tuple[int, ...]) -> nn.Module:
 
 
 Maker = Callable[[Any, tuple[int, ...]], nn.Module]
-MAPS: tuple[Maker, ...] = (convolution, transposed, norm, activation)
+MAPS: tuple[Maker, ...] = (convolution, draw_transposed, norm, activation)
 LINES: tuple[Maker, ...] = (linear, row_norm, attention, across, encoder, recurrent, activation)
 
 
-def grown(draw: Any, layers: nn.Sequential, x: Tensor, makers: tuple[Maker, ...], most: int) -> Tensor:
+def grow(draw: Any, layers: nn.Sequential, x: Tensor, makers: tuple[Maker, ...], most: int) -> Tensor:
     """A few more layers; what comes out of them."""
     for maker in draw(st.lists(st.sampled_from(makers), min_size=1, max_size=most)):
         if x[0].numel() <= 64:  # stay tiny
@@ -155,11 +155,11 @@ def nets(draw: Any) -> Net:
         shape = (draw(FEW), *sizes(draw, draw(st.integers(1, 3)), least=2)) if maps else (draw(FEW), draw(st.integers(1, 4)))
         x = torch.randn(2, *shape)
         if maps:
-            x = grown(draw, layers, x, MAPS, 3)
+            x = grow(draw, layers, x, MAPS, 3)
             layers.append(Rows())
             x = layers[-1](x)
         if lines:
-            x = grown(draw, layers, x, LINES, 3)
+            x = grow(draw, layers, x, LINES, 3)
         layers.extend([nn.Tanh(), nn.Flatten(), nn.Linear(x[0].numel(), 2)])
     return Net(layers.eval(), shape, not any(isinstance(m, nn.RNNBase | nn.Bilinear) for m in layers.modules()))
 

@@ -347,7 +347,7 @@ def test_batches_cover_every_row_once_in_any_batch_size(n: int, batch_size: int,
 # -------------------------------------------------------------------------------------------------------------- lengths
 
 
-def padded(length: int, rows: int = 2, *, pad: int = 9, seed: int = 0) -> dict[str, Tensor]:
+def pad_tokens(length: int, rows: int = 2, *, pad: int = 9, seed: int = 0) -> dict[str, Tensor]:
     """Tokens of `length` places, the last row one shorter and padded."""
     ids = torch.randint(1, 9, (rows, length), generator=torch.Generator().manual_seed(seed))
     mask = torch.ones(rows, length, dtype=torch.int64)
@@ -364,7 +364,7 @@ def stream(parts: list[Any], **options: Any) -> Any:
 
 
 def test_batches_of_different_lengths_are_padded_at_the_end() -> None:
-    parts = [padded(4), padded(6, 3), padded(5)]
+    parts = [pad_tokens(4), pad_tokens(6, 3), pad_tokens(5)]
     rows = load_rows(stream(parts))
     assert rows.inputs["input_ids"].shape == rows.targets.shape == (7, 6)
     start = 0
@@ -379,7 +379,7 @@ def test_batches_of_different_lengths_are_padded_at_the_end() -> None:
 
 
 def test_padding_in_front_stays_in_front() -> None:
-    parts = [{name: t.flip(1) for name, t in padded(n).items()} for n in (4, 6)]  # whose last place is a word
+    parts = [{name: t.flip(1) for name, t in pad_tokens(n).items()} for n in (4, 6)]  # whose last place is a word
     rows = load_rows(stream(parts))
     assert torch.equal(rows.inputs["input_ids"][:2, 2:], parts[0]["input_ids"])
     assert torch.equal(rows.targets[:2, 2:], parts[0]["labels"])
@@ -396,26 +396,26 @@ def test_targets_of_different_lengths_need_a_mask_too() -> None:
 
 
 def test_streams_keep_their_lengths() -> None:
-    parts = [padded(4), padded(6, 3)]
+    parts = [pad_tokens(4), pad_tokens(6, 3)]
     assert [tuple(x["input_ids"].shape) for x, _ in stream(parts)] == [(2, 4), (3, 6)]
 
 
 def test_flat_targets_beside_texts_of_different_lengths_stay_flat() -> None:
-    parts = [{**padded(n), "labels": torch.tensor([0.5, n])} for n in (4, 6)]
+    parts = [{**pad_tokens(n), "labels": torch.tensor([0.5, n])} for n in (4, 6)]
     rows = load_rows(stream(parts))
     assert rows.targets.tolist() == [0.5, 4.0, 0.5, 6.0]
     assert rows.inputs["attention_mask"].sum(1).tolist() == [4, 3, 6, 5]
 
 
 def test_float_targets_of_different_lengths_are_refused() -> None:
-    parts = [{**padded(n), "labels": torch.zeros(2, n)} for n in (4, 6)]
+    parts = [{**pad_tokens(n), "labels": torch.zeros(2, n)} for n in (4, 6)]
     with pytest.raises(ShapeError, match="or in length beside an `attention_mask`, but they cannot be joined"):
         load_rows(stream(parts))
 
 
 @pytest.mark.parametrize("pair", [False, True])
 def test_what_is_like_a_dict_is_taken_as_one(pair: bool) -> None:
-    fields = padded(4)
+    fields = pad_tokens(4)
     labels = fields.pop("labels")
     whole = (UserDict(fields), labels) if pair else UserDict({**fields, "labels": labels})
     rows = load_rows(as_batches(whole, PLACE, name="train"))
@@ -429,7 +429,7 @@ def test_what_is_like_a_dict_is_taken_as_one(pair: bool) -> None:
 
 
 def test_labels_that_repeat_the_tokens_are_those_of_the_next_place() -> None:
-    fields = padded(4)
+    fields = pad_tokens(4)
     rows = load_rows(as_batches({**fields, "labels": fields["input_ids"]}, PLACE, name="train"))
     ids = fields["input_ids"]
     assert rows.targets.tolist() == [[*ids[0, 1:].tolist(), -100], [*ids[1, 1:3].tolist(), -100, -100]]
@@ -439,7 +439,7 @@ def test_labels_that_repeat_the_tokens_are_those_of_the_next_place() -> None:
 
 
 def test_other_labels_and_pairs_are_as_they_are() -> None:
-    fields = padded(4)
+    fields = pad_tokens(4)
     labels = fields.pop("labels")
     ids = fields["input_ids"]
     assert torch.equal(load_rows(as_batches({**fields, "labels": labels}, PLACE, name="train")).targets, labels)
@@ -480,7 +480,7 @@ def test_shared_tensors_that_differ_between_batches_cannot_be_joined() -> None:
 # --------------------------------------------------------------------------------------------------------------- samples
 
 
-def numbered(n: int) -> tuple[Tensor, Tensor]:
+def number_rows(n: int) -> tuple[Tensor, Tensor]:
     return torch.arange(float(n))[:, None], torch.arange(float(n))
 
 
@@ -504,7 +504,7 @@ SAMPLED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("form", SAMPLED)
 @pytest.mark.parametrize(("rows", "size"), [(50, 10), (50, 49), (50, 50), (5, 50), (1, 3)])
 def test_the_same_rows_are_sampled_from_every_form_of_data(form: str, rows: int, size: int) -> None:
-    data = numbered(rows)
+    data = number_rows(rows)
     (expected,) = sample_rows(as_batches(data, PLACE, name="train"), size, 3)
     (found,) = sample_rows(as_batches(SAMPLED[form](*data), PLACE, name="train", batch_size=8), size, 3)
     assert torch.equal(found, expected)
@@ -513,7 +513,7 @@ def test_the_same_rows_are_sampled_from_every_form_of_data(form: str, rows: int,
 
 
 def test_samples_depend_on_the_seed_and_every_row_has_the_same_chance() -> None:
-    data = as_batches(numbered(20), PLACE, name="train")
+    data = as_batches(number_rows(20), PLACE, name="train")
     counts = torch.stack(
         [torch.zeros(20).index_add(0, sample_rows(data, 5, s)[0][:, 0].long(), torch.ones(5)) for s in range(400)]
     )
@@ -532,7 +532,7 @@ def test_rows_of_different_shapes_are_sampled_apart() -> None:
 
 
 def test_a_sample_of_a_stream_keeps_no_batch_in_memory() -> None:
-    loader = DataLoader(Flow(*numbered(1000)), batch_size=100)
+    loader = DataLoader(Flow(*number_rows(1000)), batch_size=100)
     (found,) = sample_rows(as_batches(loader, PLACE, name="train"), 10, 0)
     assert found.untyped_storage().nbytes() == 10 * 4
 

@@ -70,32 +70,33 @@ def test_bad_input_of_nearest_is_refused():
         Nearest(torch.tensor([[float("inf"), 0.0]]))
 
 
-def correlated(n: int = 50, width: int = 6) -> torch.Tensor:
+def draw_correlated(n: int = 50, width: int = 6) -> torch.Tensor:
     mix = torch.randn(width, width, generator=generator("mix"), dtype=torch.float64)
     return torch.randn(n, width, generator=generator("rows"), dtype=torch.float64) @ mix
 
 
 def test_the_distance_is_the_quadratic_form() -> None:
-    x, covariance = correlated(), shrunk_covariance(correlated())
+    x, covariance = draw_correlated(), shrunk_covariance(draw_correlated())
     slow = torch.stack([(row @ torch.linalg.inv(covariance) @ row).sqrt() for row in x])
     torch.testing.assert_close(mahalanobis_distance(x, torch.zeros(6), covariance), slow)
 
 
 @pytest.mark.parametrize("n", [4, 50, 500])
 def test_the_shrinkage_is_ledoit_and_wolfs(n: int) -> None:
-    covariance, _ = ledoit_wolf(correlated(n).numpy())
-    torch.testing.assert_close(shrunk_covariance(correlated(n)), torch.from_numpy(covariance))
+    covariance, _ = ledoit_wolf(draw_correlated(n).numpy())
+    torch.testing.assert_close(shrunk_covariance(draw_correlated(n)), torch.from_numpy(covariance))
 
 
 def test_the_score_does_not_depend_on_units() -> None:
     units = torch.tensor([1e-3, 1.0, 1e3, 10.0, 5.0, 1.0], dtype=torch.float64)
     torch.testing.assert_close(
-        Mahalanobis(correlated()).score(correlated()), Mahalanobis(correlated() * units).score(correlated() * units)
+        Mahalanobis(draw_correlated()).score(draw_correlated()),
+        Mahalanobis(draw_correlated() * units).score(draw_correlated() * units),
     )
 
 
 def test_a_new_value_in_a_constant_column_is_ood() -> None:
-    x = torch.cat([correlated(), torch.ones(50, 1, dtype=torch.float64)], 1)
+    x = torch.cat([draw_correlated(), torch.ones(50, 1, dtype=torch.float64)], 1)
     detector = Mahalanobis(x)
     other = x.clone()
     other[:, -1] = 5
@@ -104,14 +105,14 @@ def test_a_new_value_in_a_constant_column_is_ood() -> None:
 
 
 def test_bad_input_of_mahalanobis_is_refused() -> None:
-    detector = Mahalanobis(correlated())
+    detector = Mahalanobis(draw_correlated())
     with pytest.raises(ShapeError, match=r"Expected rows of shape \(6,\), but got \(5,\)"):
         detector.score(torch.zeros(2, 5))
     with pytest.raises(DataError, match="Expected at least one input, but got none"):
         detector.score(torch.zeros(0, 6))
     with pytest.raises(DataError, match="Expected 2 or more training rows, but got 1"):
-        Mahalanobis(correlated(1))
+        Mahalanobis(draw_correlated(1))
     with pytest.raises(DataError, match="covariance of the training rows is singular: raise `shrinkage`"):
         Mahalanobis(torch.ones(5, 2))
     with pytest.raises(ConfigError, match="Expected `shrinkage` from 0 to 1, or None for Ledoit and Wolf's, but got 2"):
-        Mahalanobis(correlated(), shrinkage=2)
+        Mahalanobis(draw_correlated(), shrinkage=2)

@@ -27,7 +27,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Tensor]:
     torch.set_num_threads(1)
-    return jobs.stepped()
+    return jobs.fit_in_steps()
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -42,7 +42,7 @@ def test_after_a_kill_the_fit_goes_on_and_gives_the_same_guard_to_the_bit(tmp_pa
     assert subprocess.run(child, env=environment, timeout=120).returncode == -signal.SIGKILL
     file = tmp_path / "fit.state"
     assert b"steps.30.0" in file.read_bytes()
-    assert_same(jobs.stepped(file), undisturbed)
+    assert_same(jobs.fit_in_steps(file), undisturbed)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -50,7 +50,7 @@ class Ended(Exception):
     pass
 
 
-def ended() -> None:
+def end_early() -> None:
     raise Ended
 
 
@@ -64,8 +64,8 @@ def test_wherever_it_was_ended_the_fit_gives_the_same_guard(
     monkeypatch.setattr("offmap.maxwent.checkpoint.TIME_SHARE", 1.0)  # write at every check
     file = tmp_path / "fit.state"
     with pytest.raises(Ended):
-        jobs.stepped(file, jobs.EndsAfter(file, part, ended))
-    assert_same(jobs.stepped(file), undisturbed)
+        jobs.fit_in_steps(file, jobs.EndsAfter(file, part, end_early))
+    assert_same(jobs.fit_in_steps(file), undisturbed)
 
 
 def test_ended_after_the_last_step_the_fit_gives_the_same_guard(
@@ -75,19 +75,19 @@ def test_ended_after_the_last_step_the_fit_gives_the_same_guard(
     monkeypatch.setattr("offmap.maxwent.checkpoint.TIME_SHARE", 1.0)
     file = tmp_path / "fit.state"
     with monkeypatch.context() as patch, pytest.raises(Ended):  # noqa: PT012
-        patch.setattr("offmap.maxwent.checkpoint.Descent.end", lambda self: ended())
-        jobs.stepped(file)
+        patch.setattr("offmap.maxwent.checkpoint.Descent.end", lambda self: end_early())
+        jobs.fit_in_steps(file)
     assert rb"\"step\": 40" in file.read_bytes()
-    assert_same(jobs.stepped(file), undisturbed)
+    assert_same(jobs.fit_in_steps(file), undisturbed)
 
 
 def test_what_was_done_is_not_done_again(tmp_path: Path) -> None:
     file = tmp_path / "fit.state"
     with pytest.raises(Ended):
-        jobs.stepped(file, jobs.EndsAfter(file, AT[1], ended))
-    rest, whole = (jobs.EndsAfter(tmp_path / "nowhere", "", ended) for _ in range(2))
-    jobs.stepped(file, rest)
-    jobs.stepped(None, whole)
+        jobs.fit_in_steps(file, jobs.EndsAfter(file, AT[1], end_early))
+    rest, whole = (jobs.EndsAfter(tmp_path / "nowhere", "", end_early) for _ in range(2))
+    jobs.fit_in_steps(file, rest)
+    jobs.fit_in_steps(None, whole)
     assert rest.seen < whole.seen / 2  # score and threshold are fitted anew
 
 
@@ -95,9 +95,9 @@ def test_several_tradeoffs_and_members_go_on_too(tmp_path: Path) -> None:
     options: dict[str, Any] = {"entropy_weight": (3.0, 30.0), "steps": 20, "basis": "identity"}
     file = tmp_path / "fit.state"
     with pytest.raises(Ended):
-        jobs.stepped(file, jobs.EndsAfter(file, "steps.30.0", ended), **options)
+        jobs.fit_in_steps(file, jobs.EndsAfter(file, "steps.30.0", end_early), **options)
     assert b"steps.3.0" in file.read_bytes()
-    assert_same(jobs.stepped(file, **options), jobs.stepped(**options))
+    assert_same(jobs.fit_in_steps(file, **options), jobs.fit_in_steps(**options))
 
 
 OTHER: dict[str, tuple[dict[str, Any], str]] = {
@@ -112,7 +112,7 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("state") / "fit.state"
     with pytest.raises(Ended):
-        jobs.stepped(file, jobs.EndsAfter(file, "bases", ended))
+        jobs.fit_in_steps(file, jobs.EndsAfter(file, "bases", end_early))
     return file
 
 
@@ -121,7 +121,7 @@ def test_the_state_of_another_fit_is_refused_and_left_alone(name: str, state: Pa
     options, message = OTHER[name]
     before = state.read_bytes()
     with pytest.raises(FileError, match=f"fit.state is the state of another fit: {message}. Delete the file to start anew"):
-        jobs.stepped(state, **options)
+        jobs.fit_in_steps(state, **options)
     assert state.read_bytes() == before
 
 
@@ -136,7 +136,7 @@ def test_other_models_and_data_are_refused(what: str, state: Path, monkeypatch: 
         size = 301 if what == "`train`" else 60
         monkeypatch.setattr(jobs, "rows", lambda count, seed=7, given=jobs.rows: given(count + (count == size), seed))
     with pytest.raises(FileError, match=f"is the state of another fit: {what} was .* and is .* now"):
-        jobs.stepped(state)
+        jobs.fit_in_steps(state)
 
 
 @pytest.mark.parametrize(("content", "message"), [
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_state_is_refused_and_left_alone(content: bytes, messa
     file = tmp_path / "fit.state"
     file.write_bytes(content)
     with pytest.raises(FileError, match=message):
-        jobs.stepped(file)
+        jobs.fit_in_steps(file)
     assert file.read_bytes() == content
 
 
@@ -169,5 +169,5 @@ def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
 def test_a_guard_is_no_state(tmp_path: Path) -> None:
     offmap.fit(jobs.mlp(), *jobs.TWO, solver="closed-form", **jobs.OPTIONS).save(tmp_path / "guard")
     with pytest.raises(FileError, match="is not the state of a fit of this version: expected 'offmap-checkpoint-2', but"):
-        jobs.stepped(tmp_path / "guard")
+        jobs.fit_in_steps(tmp_path / "guard")
     assert (tmp_path / "guard").exists()

@@ -118,7 +118,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def scored(
+def score_on_ray(
     guard: offmap.Guard, data: Path, out: Path, pool: Pool, kill: int | None = None
 ) -> tuple[list[ScoreResult], list[int]]:
     """What became of the folder; a worker is killed at the `kill`-th news, and its id told."""
@@ -136,8 +136,8 @@ def scored(
 
 def test_a_worker_killed_in_the_middle_loses_no_row_and_repeats_none(guard: offmap.Guard, data: Path, tmp_path: Path) -> None:
     """At its first news a worker has written one block of a table, and has another one before it."""
-    here, _ = scored(guard, data, tmp_path / "here", Pool())
-    there, killed = scored(guard, data, tmp_path / "there", TWO, kill=1)
+    here, _ = score_on_ray(guard, data, tmp_path / "here", Pool())
+    there, killed = score_on_ray(guard, data, tmp_path / "there", TWO, kill=1)
     assert here == there
     assert len(killed) == 1
     for number in range(3):
@@ -197,7 +197,7 @@ name = "mahalanobis"
 """
 
 
-def compared(path: Path, wanted: list[Cell]) -> dict[str, Any]:
+def drop_times(path: Path, wanted: list[Cell]) -> dict[str, Any]:
     """Records without their times."""
     found = read_records(path)
     assert {found.state(cell) for cell in wanted} == {"ok"}
@@ -224,6 +224,6 @@ def test_a_sweep_whose_worker_is_killed_gives_every_record_once(tmp_path: Path) 
     assert (there.done, there.failed) == (6, 0)
     after = read_records(tmp_path / "there.jsonl").records
     assert {name: after[name] for name in first} == first
-    assert compared(tmp_path / "there.jsonl", wanted) == compared(tmp_path / "here.jsonl", wanted)
+    assert drop_times(tmp_path / "there.jsonl", wanted) == drop_times(tmp_path / "here.jsonl", wanted)
     ends = [event.cell.hash for event in heard if event.kind == "done"]
     assert sorted(ends) == sorted(cell.hash for cell in wanted)

@@ -38,7 +38,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def made(folder: Path, job: str) -> dict[str, Tensor]:
+def read_states(folder: Path, job: str) -> dict[str, Tensor]:
     """The state of both ranks, which is the same to the bit."""
     first, second = (load_file(folder / f"{job}-{rank}.safetensors") for rank in (0, 1))
     assert first.keys() == second.keys()
@@ -59,12 +59,12 @@ def assert_near(found: dict[str, Tensor], alone: dict[str, Tensor], tolerance: f
 
 
 def test_second_moments_and_bases_are_those_of_one_process(folder: Path) -> None:
-    assert_near(made(folder, "moments"), jobs.JOBS["moments"](), 1e-5, ("s.", "reach.", "moment."))
+    assert_near(read_states(folder, "moments"), jobs.JOBS["moments"](), 1e-5, ("s.", "reach.", "moment."))
 
 
 @pytest.mark.parametrize("job", ["closed-form", "convolutions", "members", "wrapped"])
 def test_the_closed_form_is_that_of_one_process(folder: Path, job: str) -> None:
-    assert_near(made(folder, job), jobs.JOBS[job](), 1e-5, ("scale.", "covariance.", "scores", "residuals", "familiar."))
+    assert_near(read_states(folder, job), jobs.JOBS[job](), 1e-5, ("scale.", "covariance.", "scores", "residuals"))
 
 
 STEPS = {"refine": 1e-4, "refine64": 1e-10, "sgd-shuffled": 1e-4, "low-rank": 1e-10, "subspace": 1e-7, "flow": 1e-10}
@@ -72,17 +72,17 @@ STEPS = {"refine": 1e-4, "refine64": 1e-10, "sgd-shuffled": 1e-4, "low-rank": 1e
 
 @pytest.mark.parametrize(("job", "tolerance"), STEPS.items())
 def test_gradient_steps_are_those_of_one_process(folder: Path, job: str, tolerance: float) -> None:
-    assert_near(made(folder, job), jobs.JOBS[job](), tolerance, ("scale.",))
+    assert_near(read_states(folder, job), jobs.JOBS[job](), tolerance, ("scale.",))
 
 
 @pytest.mark.parametrize("job", ["sharded", "sampler"])
 def test_rows_that_each_rank_has_of_its_own_count_as_if_one_had_them_all(folder: Path, job: str) -> None:
-    assert_near(made(folder, job), jobs.JOBS[job](), 1e-5, ("scale.", "covariance."))
+    assert_near(read_states(folder, job), jobs.JOBS[job](), 1e-5, ("scale.", "covariance."))
 
 
 @pytest.mark.parametrize("job", ["fsdp", "fully-shard"])
 def test_sharded_models_are_refused_and_the_remedy_works(folder: Path, job: str) -> None:
-    assert_near(made(folder, job), made(folder, "wrapped"), 0, ("scale.", "covariance.", "scores"))
+    assert_near(read_states(folder, job), read_states(folder, "wrapped"), 0, ("scale.", "covariance.", "scores"))
 
 
 def test_other_data_on_one_rank_are_an_error_on_all(folder: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_killed_rank_ends_the_other_with_a_message_and_a_checkpoint_goes_on(tm
     assert b"steps.30.0" in (tmp_path / "fit.state").read_bytes()
     assert [rank.wait(timeout=120) for rank in ranks_of(tmp_path, "resumed")] == [0, 0]
     assert not (tmp_path / "fit.state").exists()
-    assert_near(made(tmp_path, "resumed"), jobs.stepped(), 1e-4, ("scale.",))
+    assert_near(read_states(tmp_path, "resumed"), jobs.fit_in_steps(), 1e-4, ("scale.",))
 
 
 @pytest.mark.slow  # the patience of the others takes half a minute

@@ -89,6 +89,14 @@ def test_the_same_seed_gives_the_same_head_and_leaves_random_numbers_alone(
     assert torch.equal(again.score(x), one.score(x))
 
 
+def test_a_tenth_of_train_stands_in_for_valid_with_a_warning(guard: offmap.Guard, caplog: pytest.LogCaptureFixture) -> None:
+    head = offmap.distill(guard, TRAIN, rows=200)
+    assert "No validation data" in caplog.text
+    assert len(head.calibration.scores) == len(TRAIN[0]) // 10
+    assert head.calibration.seen
+    assert "uncalibrated" in repr(head)
+
+
 def test_the_model_and_the_guard_are_left_as_they_were(guard: offmap.Guard) -> None:
     model = guard.predictive.model.module  # pyright: ignore[reportAttributeAccessIssue]
     before, scores = {n: t.clone() for n, t in all_params(model).items()}, guard.score(inputs(9, 2))
@@ -158,7 +166,7 @@ def test_the_whitening_in_the_first_layer_changes_no_number_near_and_far() -> No
     scale, log_radius = head.split(rows)
     white = scale * (rows.double() @ turn + shift)
     hidden = white @ torch.linalg.inv(turn) @ head.first.weight.double().mT + head.first.bias
-    expected = head.centre + head.spread * head.after_first(hidden.float(), log_radius.float())
+    expected = head.centre + head.unit * head.after_first(hidden.float(), log_radius.float())
     torch.testing.assert_close(head(rows), expected, rtol=1e-3, atol=1e-3)
 
 

@@ -62,12 +62,12 @@ class Sequences(nn.Module):
         return self.head(self.encoder(x).mean(1))
 
 
-def labelled(shape: tuple[int, ...], n: int = 24, seed: int = 0) -> tuple[Tensor, Tensor]:
+def label_rows(shape: tuple[int, ...], n: int = 24, seed: int = 0) -> tuple[Tensor, Tensor]:
     x = torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed))
     return x, torch.arange(n) % 3
 
 
-def mixed(x: Tensor) -> Tensor:
+def mix_rows(x: Tensor) -> Tensor:
     """In-distribution rows, and rows that are far away."""
     return torch.cat([x, 20 + 5 * x])
 
@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "one regressor": (lambda: regressor(log_variance=True), regression, {}),
     "two regressors": (lambda: [regressor(0), regressor(1)], regression, {"params": "2.*"}),
     "classifier": (classifier, classes, {}),
-    "transformer": (Sequences, lambda n, s: labelled((5, 8), n, s), {"draws": 2}),
+    "transformer": (Sequences, lambda n, s: label_rows((5, 8), n, s), {"draws": 2}),
 }
 
 
@@ -86,7 +86,7 @@ def test_onnx_runtime_gives_the_guards_numbers_and_verdicts_for_any_number_of_ro
     guard = quick(build(), data(40, 0), data(40, 1), **options)
     info = guard.export(tmp_path / "g.onnx", data(6, 2)[0])
     for rows in (1, 2, 17):
-        x = mixed(data(rows, 5)[0])
+        x = mix_rows(data(rows, 5)[0])
         check_same(run(tmp_path / "g.onnx", x), guard(x))
     assert (info.exact, info.draws, info.changed) == (True, guard.draws, 0)
     assert info.difference < 1e-4
@@ -116,13 +116,13 @@ def test_a_confident_classifier_exports_for_its_tiny_disagreement_is_no_rounding
 @pytest.mark.parametrize("build", [lambda: regressor(targets=2), lambda: [regressor(0, 2), regressor(1, 2)]])
 def test_the_module_answers_as_the_guard_does(score: Any, build: Any) -> None:
     guard = quick(build(), regression(40, 0, 2), regression(40, 1, 2), score=score)
-    x = mixed(inputs(9, 3))
+    x = mix_rows(inputs(9, 3))
     check_same(guard_module(guard, x)(x), guard(x))
 
 
 def test_verdicts_of_ood_rows_are_the_guards_too() -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1))
-    x = mixed(inputs(9, 5))
+    x = mix_rows(inputs(9, 5))
     ood = guard_module(guard, x)(x)["ood"]
     assert ood[9:].all()
     assert not ood[:9].all()
@@ -141,13 +141,13 @@ def test_a_row_between_two_neighbours_is_no_reason_to_refuse() -> None:
 
 
 def test_a_classifier_of_images_exports_in_one_pass_with_all_its_draws(tmp_path: Path) -> None:
-    x, y = labelled((1, 12, 12), 40)
-    guard = quick(lenet(3, side=12), (x, y), labelled((1, 12, 12), 40, 1), draws=50)
+    x, y = label_rows((1, 12, 12), 40)
+    guard = quick(lenet(3, side=12), (x, y), label_rows((1, 12, 12), 40, 1), draws=50)
     info = guard.export(tmp_path / "g.onnx", x[:3])
     assert info.draws == 50
     graph = onnx.load(tmp_path / "g.onnx").graph
     assert sum(node.op_type == "Conv" for node in graph.node) == 2  # LeNet has two
-    x = mixed(x[:5])
+    x = mix_rows(x[:5])
     check_same(run(tmp_path / "g.onnx", x), guard(x))
 
 
@@ -155,28 +155,28 @@ def test_a_classifier_of_images_exports_in_one_pass_with_all_its_draws(tmp_path:
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("params", [None, "matrices"])
 def test_the_module_answers_as_a_guard_of_images_does(score: str, members: int, params: str | None) -> None:
-    x, y = labelled((1, 12, 12), 40)
+    x, y = label_rows((1, 12, 12), 40)
     models = [lenet(3, side=12, seed=seed) for seed in range(members)]
-    guard = quick(models, (x, y), labelled((1, 12, 12), 40, 1), draws=3, score=score, params=params)
-    x = mixed(x[:5])
+    guard = quick(models, (x, y), label_rows((1, 12, 12), 40, 1), draws=3, score=score, params=params)
+    x = mix_rows(x[:5])
     check_same(guard_module(guard, x)(x), guard(x))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"params": "all", "score": "epistemic", "draws": 10}])
 def test_resnet_20_exports(options: dict[str, Any], tmp_path: Path) -> None:
-    x, y = labelled((3, 32, 32), 40)
-    guard = quick(resnet(3), (x, y), labelled((3, 32, 32), 40, 1), **{"draws": 50, **options})
+    x, y = label_rows((3, 32, 32), 40)
+    guard = quick(resnet(3), (x, y), label_rows((3, 32, 32), 40, 1), **{"draws": 50, **options})
     info = guard.export(tmp_path / "g.onnx", x[:3])
     assert info.draws == guard.draws
-    x = mixed(x[:5])
+    x = mix_rows(x[:5])
     check_same(run(tmp_path / "g.onnx", x), guard(x), 2e-3)  # of noise in an untrained net, the last digit of a pixel moves 4e-4
 
 
 def test_a_pt2_file_answers_without_this_library(tmp_path: Path) -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1), score="epistemic")
     info = guard.export(tmp_path / "g.pt2", inputs(6, 2))
-    x = mixed(inputs(5, 3))
+    x = mix_rows(inputs(5, 3))
     check_same(torch.export.load(tmp_path / "g.pt2").module()(x), guard(x))
     assert info.milliseconds is None
 
@@ -193,18 +193,18 @@ class Tagger(nn.Module):
         return self.head(h + h.mean(1, keepdim=True)).movedim(-1, 1)
 
 
-def tagged(n: int, seed: int) -> dict[str, Tensor]:
+def tag_rows(n: int, seed: int) -> dict[str, Tensor]:
     chance = torch.Generator().manual_seed(seed)
     mask = torch.arange(6) < torch.randint(2, 7, (n, 1), generator=chance)
     return {"input_ids": torch.randint(0, 10, (n, 6), generator=chance), "attention_mask": mask.long()}
 
 
 def test_named_inputs_keep_their_names_and_padding_does_not_count(tmp_path: Path) -> None:
-    x, held = tagged(40, 0), tagged(40, 1)
+    x, held = tag_rows(40, 0), tag_rows(40, 1)
     guard = quick(Tagger(), (x, x["input_ids"] % 3), (held, held["input_ids"] % 3), draws=3)
-    info = guard.export(tmp_path / "g.onnx", tagged(5, 2))
+    info = guard.export(tmp_path / "g.onnx", tag_rows(5, 2))
     assert info.inputs == ("input_ids", "attention_mask")
-    x = tagged(9, 3)
+    x = tag_rows(9, 3)
     check_same(run(tmp_path / "g.onnx", *x.values()), guard(x))
 
 
@@ -287,14 +287,14 @@ class Words(nn.Module):
         return self.head(torch.cat([numbers, self.words(words)], 1))
 
 
-def worded(n: int, seed: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+def make_words(n: int, seed: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
     x, y = regression(n, seed)
     return (x, torch.arange(n) % 10), y
 
 
 def test_several_inputs_calibrate_with_and_without_targets_and_keep_all_draws(tmp_path: Path) -> None:
-    guard = quick(Words().eval(), worded(60, 0), worded(60, 1), score="epistemic", draws=12)
-    rows, y = worded(100, 2)
+    guard = quick(Words().eval(), make_words(60, 0), make_words(60, 1), score="epistemic", draws=12)
+    rows, y = make_words(100, 2)
     files = [
         guard.export(tmp_path / f"{place}.pt2", rows, calibration=calibration)
         for place, calibration in enumerate([rows, (rows, y)])
@@ -337,19 +337,19 @@ def test_scores_that_differ_while_predictions_agree_are_judged_by_order_and_verd
     task = ExportTask(nn.Identity(), (), (), (), expected, calibration, None, {"half": False, "threshold": 2.0})
     vars(task)["rounding_errors"] = {"mean": 0.0, "score": 0.0}
 
-    def found(noise: Tensor, mean: float = 0.0) -> tuple[float, int]:
+    def disagreement_of(noise: Tensor, mean: float = 0.0) -> tuple[float, int]:
         moved = score + noise
         outputs = {"mean": score + mean, "score": moved, "ood": moved > 2, "p_value": calibration.p_value(moved)}
         return compare(task, outputs, "the file")
 
     signs = torch.arange(100) % 2 * 2.0 - 1
-    assert found(0.002 * signs) == (pytest.approx(0.002, abs=1e-4), 0)  # rounding that a logarithm magnifies
+    assert disagreement_of(0.002 * signs) == (pytest.approx(0.002, abs=1e-4), 0)  # rounding that a logarithm magnifies
     with pytest.raises(ModelError, match=r"`score` of the file is up to .*rank correlation .* while predictions agree.*double"):
-        found(0.1 * signs * (score < 1.5))
+        disagreement_of(0.1 * signs * (score < 1.5))
     with pytest.raises(ModelError, match="but 50 of the file differ"):
-        found(torch.full((100,), 2.1))
+        disagreement_of(torch.full((100,), 2.1))
     with pytest.raises(ModelError, match="`mean` of the file is up to .* something else than its inputs and weights"):
-        found(0.002 * signs, 0.01)
+        disagreement_of(0.002 * signs, 0.01)
 
 
 class Branching(nn.Sequential):
@@ -442,8 +442,8 @@ def test_a_table_model_that_is_no_plain_stack_is_one_batched_graph_where_it_can_
     for name, layers in {"moved": [Moved(), nn.Linear(3, 8)], "norm": [nn.Linear(3, 8), nn.LayerNorm(8)]}.items():
         net = nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 1))
         guard = quick(net, regression(80, 0), regression(60, 1), draws=20)
-        guard.export(tmp_path / "g.onnx", mixed(regression(20, 2)[0]))
+        guard.export(tmp_path / "g.onnx", mix_rows(regression(20, 2)[0]))
         nodes[name] = len(onnx.load(tmp_path / "g.onnx").graph.node)
-        for x in (mixed(regression(9, 3)[0]), regression(1, 4)[0]):
+        for x in (mix_rows(regression(9, 3)[0]), regression(1, 4)[0]):
             check_same(run(tmp_path / "g.onnx", x), guard(x))
     assert nodes["moved"] + 100 < nodes["norm"]  # which goes through its 20 draws one after another

@@ -1,14 +1,21 @@
-"""P draws as one plain module: `freeze`."""
+"""P draws as one plain module: `FrozenDraws`."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from offmap.export.module import freeze
-from offmap.model.forward import copy_model, forward, widen
+from offmap.export.module import FrozenDraws
+from offmap.model.forward import BatchedModel, copy_model, forward, widen
+from offmap.model.params import all_params
 from offmap.posterior.distribution import svd
 from zoo import ZOO
+
+
+def freeze(model: nn.Module, weights: dict[str, Tensor]) -> FrozenDraws:
+    fixed = {name: w[None] for name, w in all_params(model).items() if name not in weights}
+    return FrozenDraws(BatchedModel(copy_model(model)), weights, fixed).eval()
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -47,13 +47,13 @@ def registered() -> Iterator[None]:
     del NOISES["laplace"]
 
 
-def fitted(noise: str | Noise) -> offmap.Guard:
+def fit_scale(noise: str | Noise) -> offmap.Guard:
     return offmap.fit(regressor(), regression(60), regression(40, 1), noise=noise, solver="closed-form", progress=False)
 
 
 @pytest.mark.parametrize("noise", ["laplace", Laplace(1.0)])
 def test_a_guard_with_a_new_noise_is_fitted_saved_and_loaded(registered: None, noise: str | Noise, tmp_path: Path) -> None:
-    guard, (x, _) = fitted(noise), regression(20, 2)
+    guard, (x, _) = fit_scale(noise), regression(20, 2)
     assert guard.predictive.q.noise == (Laplace() if noise == "laplace" else noise)
     assert "nats" in str(guard.summary())
     guard.save(tmp_path / "guard")
@@ -63,7 +63,7 @@ def test_a_guard_with_a_new_noise_is_fitted_saved_and_loaded(registered: None, n
 
 
 def test_a_noise_that_is_not_registered_is_fitted_but_not_saved(tmp_path: Path) -> None:
-    guard = fitted(Laplace())
+    guard = fit_scale(Laplace())
     with pytest.raises(
         ConfigError, match=r"noise of your own cannot be saved: a file holds no code. Register it by name, .*'laplace'"
     ):
@@ -71,7 +71,7 @@ def test_a_noise_that_is_not_registered_is_fitted_but_not_saved(tmp_path: Path) 
 
 
 def test_a_file_with_a_noise_that_is_not_registered_here_is_refused(registered: None, tmp_path: Path) -> None:
-    fitted("laplace").save(tmp_path / "guard")
+    fit_scale("laplace").save(tmp_path / "guard")
     law = NOISES.pop("laplace")
     with pytest.raises(ConfigError, match="Expected `noise` to be one of .*, but got 'laplace'"):
         offmap.load(tmp_path / "guard", regressor())

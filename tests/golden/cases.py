@@ -58,7 +58,7 @@ from golden.material import (
     rows,
     sequences,
     stripes,
-    tagged,
+    tag_batches,
     text,
     yes,
 )
@@ -99,10 +99,10 @@ CASES: dict[str, Callable[[], Numbers]] = {}
 
 def case(function: Callable[[], Numbers]) -> Callable[[], Numbers]:
     """Make a function a case, under its own name."""
-    return named(function.__name__, function)
+    return add_case(function.__name__, function)
 
 
-def named(name: str, function: Callable[[], Numbers]) -> Callable[[], Numbers]:
+def add_case(name: str, function: Callable[[], Numbers]) -> Callable[[], Numbers]:
     """Make a function a case of that name, which starts from the same seed and is quiet."""
     assert name not in CASES, name
 
@@ -184,12 +184,12 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def fitted(net: Any, data: Callable[[int, int], Any], **options: Any) -> offmap.Guard:
+def fit_steps(net: Any, data: Callable[[int, int], Any], **options: Any) -> offmap.Guard:
     """A guard after a few gradient steps from the closed form."""
     return offmap.fit(net, data(100, 0), data(60, 1), **SMALL | options)
 
 
-def closed(net: Any, data: Callable[[int, int], Any], **options: Any) -> offmap.Guard:
+def fit_closed_form(net: Any, data: Callable[[int, int], Any], **options: Any) -> offmap.Guard:
     """A guard without gradient steps."""
     return offmap.fit(net, data(100, 0), data(60, 1), **CLOSED | options)
 
@@ -199,55 +199,55 @@ def closed(net: Any, data: Callable[[int, int], Any], **options: Any) -> offmap.
 
 @case
 def gaussian_mean_and_log_variance() -> Numbers:
-    return whole(fitted(mean_and_variance(), quantity), new_rows())
+    return whole(fit_steps(mean_and_variance(), quantity), new_rows())
 
 
 @case
 def gaussian_means_alone() -> Numbers:
-    return whole(fitted(means(), quantity), new_rows())
+    return whole(fit_steps(means(), quantity), new_rows())
 
 
 @case
 def gaussian_outputs_without_columns() -> Numbers:
-    return whole(fitted(Squeezed(means()), quantity), new_rows())
+    return whole(fit_steps(Squeezed(means()), quantity), new_rows())
 
 
 @case
 def gaussian_several_means() -> Numbers:
-    return whole(fitted(means(targets=2), lambda n, s: quantity(n, s, 2)), new_rows())
+    return whole(fit_steps(means(targets=2), lambda n, s: quantity(n, s, 2)), new_rows())
 
 
 @case
 def gaussian_several_means_and_log_variances() -> Numbers:
-    return whole(fitted(mean_and_variance(targets=2), lambda n, s: quantity(n, s, 2)), new_rows())
+    return whole(fit_steps(mean_and_variance(targets=2), lambda n, s: quantity(n, s, 2)), new_rows())
 
 
 @case
 def gaussian_given_noise() -> Numbers:
     law = offmap.Gaussian(noise=torch.tensor([0.02]))
-    return whole(closed(means(), quantity, likelihood=law), new_rows())
+    return whole(fit_closed_form(means(), quantity, likelihood=law), new_rows())
 
 
 @case
 def categorical() -> Numbers:
-    return whole(fitted(classifier(), kinds), new_rows())
+    return whole(fit_steps(classifier(), kinds), new_rows())
 
 
 @case
 def bernoulli() -> Numbers:
-    return whole(fitted(decider(), yes), new_rows())
+    return whole(fit_steps(decider(), yes), new_rows())
 
 
 @case
 def bernoulli_several_labels() -> Numbers:
-    return whole(fitted(labeller(), labels, likelihood="bernoulli"), new_rows())
+    return whole(fit_steps(labeller(), labels, likelihood="bernoulli"), new_rows())
 
 
 @case
 def segmentation() -> Numbers:
     x, y = pixels(200, 7)
     net = Painter(x, 6.0 * F.one_hot(y.clamp_min(0), 2).movedim(-1, 1) - 3.0)
-    guard = fitted(net, pixels)
+    guard = fit_steps(net, pixels)
     seen = torch.cat([pixels(3, 5)[0], 2 + pixels(2, 6)[0]])
     found = whole(guard, seen)
     return found | {"max": guard.score(seen, reduce="max")}
@@ -257,7 +257,7 @@ def segmentation() -> Numbers:
 def segmentation_epistemic() -> Numbers:
     x, y = pixels(200, 7)
     net = Painter(x, 6.0 * F.one_hot(y.clamp_min(0), 2).movedim(-1, 1) - 3.0)
-    return score_rows(closed(net, pixels, score="epistemic"), torch.cat([pixels(3, 5)[0], 2 + pixels(2, 6)[0]]))
+    return score_rows(fit_closed_form(net, pixels, score="epistemic"), torch.cat([pixels(3, 5)[0], 2 + pixels(2, 6)[0]]))
 
 
 @case
@@ -268,7 +268,7 @@ def regression_of_every_pixel() -> Numbers:
 
     x, y = data(200, 7)
     net = Painter(x, torch.stack([y, torch.full_like(y, -4.0)], 1))
-    return whole(fitted(net, data), torch.cat([pixels(3, 5)[0], 2 + pixels(2, 6)[0]]))
+    return whole(fit_steps(net, data), torch.cat([pixels(3, 5)[0], 2 + pixels(2, 6)[0]]))
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ class Absolute(offmap.Likelihood):
 
 @case
 def a_likelihood_of_ones_own() -> Numbers:
-    return whole(fitted(means(), quantity, likelihood=Absolute(), score="paper"), new_rows())
+    return whole(fit_steps(means(), quantity, likelihood=Absolute(), score="paper"), new_rows())
 
 
 # ---------------------------------------------------------------------------------------------------- solvers and settings
@@ -299,7 +299,7 @@ def a_likelihood_of_ones_own() -> Numbers:
 
 def setting(name: str, *, net: Callable[[], Any] = mean_and_variance, data: Any = quantity, **options: Any) -> None:
     """A case that fits with these options."""
-    named(name, lambda: whole(offmap.fit(net(), data(100, 0), data(60, 1), **SMALL | options), new_rows()))
+    add_case(name, lambda: whole(offmap.fit(net(), data(100, 0), data(60, 1), **SMALL | options), new_rows()))
 
 
 setting("refine_identity", basis="identity")
@@ -356,7 +356,7 @@ def a_parameterization_of_ones_own() -> Numbers:
         return -sum(scale[n].log().expand_as(weights[n]).flatten(2).sum(2) for n in weights)
 
     own = offmap.Parameterization(omega, log_density)
-    return whole(fitted(means(), quantity, parameterization=own, solver="sgd", noise="normal", lr=0.2), new_rows())
+    return whole(fit_steps(means(), quantity, parameterization=own, solver="sgd", noise="normal", lr=0.2), new_rows())
 
 
 # ----------------------------------------------------------------------------------------------------------------- scores
@@ -376,7 +376,7 @@ setting("score_of_ones_own", score=widest)
 
 @case
 def clips_and_samples() -> Numbers:
-    guard = closed(mean_and_variance(), quantity)
+    guard = fit_closed_form(mean_and_variance(), quantity)
     x, found = new_rows(), {}
     for clip in (0.0, 0.1, 1.0, None):
         said = guard.predict(x, clip=clip)
@@ -386,7 +386,7 @@ def clips_and_samples() -> Numbers:
 
 @case
 def clips_of_classes() -> Numbers:
-    guard = closed(classifier(), kinds)
+    guard = fit_closed_form(classifier(), kinds)
     return {f"probs {clip}": guard.predict(new_rows(), clip=clip).probs for clip in (0.0, 0.1, 1.0, None)} | whole(
         guard, new_rows()
     )
@@ -394,14 +394,14 @@ def clips_of_classes() -> Numbers:
 
 @case
 def calibration_of_its_own() -> Numbers:
-    guard = closed(mean_and_variance(), quantity, calibration=quantity(50, 2))
+    guard = fit_closed_form(mean_and_variance(), quantity, calibration=quantity(50, 2))
     other = guard.calibrate(quantity(40, 3), false_alarms=0.2)
     return whole(guard, new_rows()) | score_rows(other, new_rows(), "other ")
 
 
 @case
 def summary_of_a_guard() -> Numbers:
-    guard = fitted(mean_and_variance(), quantity)
+    guard = fit_steps(mean_and_variance(), quantity)
     return numbers_of(guard.summary().rows, "parameter")
 
 
@@ -439,7 +439,7 @@ setting("params_a_function", params=lambda name, tensor: name.endswith("weight")
 # ------------------------------------------------------------------------------------------------------------------ models
 
 
-HOSTS = (
+MODELS = (
     "attention", "cross_attention", "hand_made_attention", "encoder", "causal", "grouped", "depthwise", "transposed2d",
     "batchnorm", "root_conv", "block", "twice", "lstm", "gru_time_first", "embedding", "bag_mean", "tied", "tied_embedding",
     "bilinear", "parametrized", "weight_norm", "heads_einsum", "sliced", "keywords", "tokenized", "picked", "float64", "bfloat16",
@@ -462,8 +462,8 @@ def fit_case(name: str) -> Numbers:
     return {n: v for n, v in found.items() if n in kept or n.startswith("history final")}
 
 
-for _name in HOSTS:
-    named(f"model_{_name}", lambda name=_name: fit_case(name))
+for _name in MODELS:
+    add_case(f"model_{_name}", lambda name=_name: fit_case(name))
 
 
 # -------------------------------------------------------------------------------------------------------------- ensembles
@@ -471,17 +471,17 @@ for _name in HOSTS:
 
 @case
 def ensemble() -> Numbers:
-    return whole(fitted([mean_and_variance(seed) for seed in (0, 1, 3)], quantity), new_rows())
+    return whole(fit_steps([mean_and_variance(seed) for seed in (0, 1, 3)], quantity), new_rows())
 
 
 @case
 def ensemble_of_classifiers() -> Numbers:
-    return whole(fitted([classifier(seed) for seed in range(2)], kinds, score="epistemic"), new_rows())
+    return whole(fit_steps([classifier(seed) for seed in range(2)], kinds, score="epistemic"), new_rows())
 
 
 @case
 def ensemble_last_layer() -> Numbers:
-    return whole(closed([mean_and_variance(seed) for seed in range(2)], quantity, params="last-layer"), new_rows())
+    return whole(fit_closed_form([mean_and_variance(seed) for seed in range(2)], quantity, params="last-layer"), new_rows())
 
 
 # --------------------------------------------------------------------------------------------------------------- pictures
@@ -541,9 +541,9 @@ def tokens_from_a_loader_of_dicts() -> Numbers:
 
 @case
 def tags_of_variable_lengths() -> Numbers:
-    guard = offmap.fit(Tagger(), tagged(4, 7, 5), tagged(6, 3, 8, seed=10), **SMALL | {"steps": 15, "check_every": 5})
+    guard = offmap.fit(Tagger(), tag_batches(4, 7, 5), tag_batches(6, 3, 8, seed=10), **SMALL | {"steps": 15, "check_every": 5})
     x = text(4, 5, 5)
-    return whole(guard, x) | {"max": guard.score(x, reduce="max"), "loaded": guard.score(tagged(3, 6, n=3, seed=20))}
+    return whole(guard, x) | {"max": guard.score(x, reduce="max"), "loaded": guard.score(tag_batches(3, 6, n=3, seed=20))}
 
 
 @case
@@ -575,7 +575,7 @@ def inputs_that_all_rows_share() -> Numbers:
 
 @case
 def guards_of_regressions() -> Numbers:
-    guards = [closed(mean_and_variance(), quantity), closed(means(1, hidden=(9,), kind=nn.Tanh), quantity)]
+    guards = [fit_closed_form(mean_and_variance(), quantity), fit_closed_form(means(1, hidden=(9,), kind=nn.Tanh), quantity)]
     joined = offmap.combine(guards, quantity(60, 1))
     other = joined.calibrate(quantity(50, 2), false_alarms=0.1)
     return whole(joined, new_rows()) | score_rows(other, new_rows(), "other ")
@@ -583,13 +583,16 @@ def guards_of_regressions() -> Numbers:
 
 @case
 def guards_of_classifiers() -> Numbers:
-    guards = [closed(classifier(), kinds), closed(classifier(1, hidden=(9,), kind=nn.Tanh), kinds, score="epistemic")]
+    guards = [
+        fit_closed_form(classifier(), kinds),
+        fit_closed_form(classifier(1, hidden=(9,), kind=nn.Tanh), kinds, score="epistemic"),
+    ]
     return whole(offmap.combine(guards, kinds(60, 1), false_alarms=0.1), new_rows())
 
 
 @case
 def distill() -> Numbers:
-    guard = closed(mean_and_variance(), quantity, draws=6)
+    guard = fit_closed_form(mean_and_variance(), quantity, draws=6)
     return score_rows(offmap.distill(guard, quantity(100, 0), quantity(60, 1), rows=200), new_rows())
 
 
@@ -654,7 +657,7 @@ def by_method(name: str) -> Numbers:
 
 
 for _name in METHODS:
-    named(f"method_{_name}", lambda name=_name: by_method(name))
+    add_case(f"method_{_name}", lambda name=_name: by_method(name))
 
 
 # -------------------------------------------------------------------------------------------------------------- detectors
@@ -704,7 +707,7 @@ class Nearest:
 
 @case
 def evaluation_of_regression() -> Numbers:
-    scorers = {"guard": closed(mean_and_variance(), quantity), "nearest": Nearest(quantity(100, 0)[0])}
+    scorers = {"guard": fit_closed_form(mean_and_variance(), quantity), "nearest": Nearest(quantity(100, 0)[0])}
     ood = {"far": 3 + rows(40, 6), "wide": (2 * rows(30, 8), rows(30, 8)[:, 0])}
     found = offmap.evaluate(scorers, quantity(60, 2), ood)
     own = found.details["guard"]
@@ -717,7 +720,7 @@ def evaluation_of_regression() -> Numbers:
 
 @case
 def evaluation_of_classes() -> Numbers:
-    guards = [closed(classifier(), kinds), closed(classifier(1), kinds)]
+    guards = [fit_closed_form(classifier(), kinds), fit_closed_form(classifier(1), kinds)]
     scorers = {
         "guard": guards[0], "mixture": offmap.combine(guards, kinds(60, 1)),
         "vim": offmap.detect(classifier(), kinds(100, 0), kinds(60, 1), method="vim"),
@@ -736,16 +739,16 @@ def metrics() -> Numbers:
 
 def diagnose_guard(**options: Any) -> Numbers:
     draws = options.pop("draws_met", 0)
-    seen = offmap.diagnose(fitted(mean_and_variance(), quantity, **options), quantity(100, 0), draws=draws)
+    seen = offmap.diagnose(fit_steps(mean_and_variance(), quantity, **options), quantity(100, 0), draws=draws)
     found = numbers_of(seen.table().rows, "layer")
     for layer in seen.layers:
         found |= {f"{layer.name} amplitude": layer.amplitude, f"{layer.name} scale": layer.scale}
     return found
 
 
-named("diagnosis_svd", lambda: diagnose_guard())
-named("diagnosis_identity", lambda: diagnose_guard(basis="identity"))
-named("diagnosis_of_draws", lambda: diagnose_guard(draws_met=3))
+add_case("diagnosis_svd", lambda: diagnose_guard())
+add_case("diagnosis_identity", lambda: diagnose_guard(basis="identity"))
+add_case("diagnosis_of_draws", lambda: diagnose_guard(draws_met=3))
 
 
 # --------------------------------------------------------------------------------------------------------- files, and export
@@ -760,7 +763,7 @@ def again(guard: offmap.Guard, nets: Any) -> offmap.Guard:
 
 @case
 def saved_and_loaded() -> Numbers:
-    return whole(again(fitted(mean_and_variance(), quantity), mean_and_variance()), new_rows())
+    return whole(again(fit_steps(mean_and_variance(), quantity), mean_and_variance()), new_rows())
 
 
 @case
@@ -768,7 +771,7 @@ def saved_and_loaded_ensemble_of_classifiers() -> Numbers:
     def nets() -> list[nn.Module]:
         return [classifier(seed) for seed in (0, 1)]
 
-    return whole(again(closed(nets(), kinds, noise="normal", params="matrices"), nets()), new_rows())
+    return whole(again(fit_closed_form(nets(), kinds, noise="normal", params="matrices"), nets()), new_rows())
 
 
 @case
@@ -796,13 +799,13 @@ def export_numbers(scorer: Any, suffix: str, example: Tensor, x: Tensor, **optio
 
 @case
 def exported_regression_for_torch() -> Numbers:
-    guard = closed(mean_and_variance(), quantity)
+    guard = fit_closed_form(mean_and_variance(), quantity)
     return export_numbers(guard, "pt2", quantity(20, 2)[0], new_rows())
 
 
 @case
 def exported_classes_for_onnx() -> Numbers:
-    guard = closed(classifier(), kinds, score="epistemic")
+    guard = fit_closed_form(classifier(), kinds, score="epistemic")
     return export_numbers(guard, "onnx", kinds(20, 2)[0], new_rows())
 
 
@@ -813,7 +816,7 @@ def exported_images_for_onnx() -> Numbers:
 
 @case
 def exported_fewer_draws_for_torch() -> Numbers:
-    guard = closed(Squeezed(means()), quantity, score="paper")
+    guard = fit_closed_form(Squeezed(means()), quantity, score="paper")
     return export_numbers(guard, "pt2", quantity(20, 2)[0], new_rows(), draws=4, calibration=quantity(50, 3))
 
 
@@ -867,7 +870,7 @@ def make_model():
 
 def run_commands(module: str, net: nn.Sequential, data: Callable[[int, int], Any], *options: str) -> Numbers:
     """A table through `offmap fit` and `offmap score`."""
-    with folder() as here, contextlib.chdir(here), patched():
+    with folder() as here, contextlib.chdir(here), restore_environment():
         Path(f"{module}.py").write_text(NET.format(outputs=net[-1].out_features), encoding="utf-8")
         save_file(net.state_dict(), "w.safetensors")
         for name, (x, y) in {"train": data(100, 0), "valid": data(60, 1), "new": (new_rows(), new_rows()[:, 0])}.items():
@@ -900,7 +903,7 @@ def command(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def patched() -> Iterator[None]:
+def restore_environment() -> Iterator[None]:
     """Leave arguments, paths and modules as they were."""
     import signal
 

@@ -69,7 +69,7 @@ def solve_head(body: nn.Module, head: nn.Linear, x: Any, wanted: Tensor) -> None
         head.bias.copy_(weights[-1])
 
 
-def stacked(
+def run_stack(
     x: Tensor, wanted: Tensor, *, seed: int = 0, hidden: tuple[int, ...] = (24, 16), kind: Any = nn.ReLU
 ) -> nn.Sequential:
     """A plain stack of layers."""
@@ -83,27 +83,27 @@ def stacked(
 
 def mean_and_variance(seed: int = 0, targets: int = 1, **options: Any) -> nn.Sequential:
     x, y = quantity(200, 7, targets)
-    return stacked(x, torch.cat([y, -2.2 + 0.1 * x[:, :targets]], 1), seed=seed, **options)
+    return run_stack(x, torch.cat([y, -2.2 + 0.1 * x[:, :targets]], 1), seed=seed, **options)
 
 
 def means(seed: int = 0, targets: int = 1, **options: Any) -> nn.Sequential:
     x, y = quantity(200, 7, targets)
-    return stacked(x, y, seed=seed, **options)
+    return run_stack(x, y, seed=seed, **options)
 
 
 def classifier(seed: int = 0, **options: Any) -> nn.Sequential:
     x, y = kinds(200, 7)
-    return stacked(x, 4.0 * F.one_hot(y, 3), seed=seed, **options)
+    return run_stack(x, 4.0 * F.one_hot(y, 3), seed=seed, **options)
 
 
 def decider(seed: int = 0) -> nn.Sequential:
     x, y = yes(200, 7)
-    return stacked(x, 6.0 * y[:, None] - 3.0, seed=seed)
+    return run_stack(x, 6.0 * y[:, None] - 3.0, seed=seed)
 
 
 def labeller(seed: int = 0) -> nn.Sequential:
     x, y = labels(200, 7)
-    return stacked(x, 6.0 * y - 3.0, seed=seed)
+    return run_stack(x, 6.0 * y - 3.0, seed=seed)
 
 
 class Squeezed(nn.Module):
@@ -218,7 +218,7 @@ class Tagger(nn.Module):
         return self.head(torch.cat([words, context.expand_as(words)], -1))
 
 
-def tagged(*lengths: int, n: int = 12, seed: int = 0) -> DataLoader[Any]:
+def tag_batches(*lengths: int, n: int = 12, seed: int = 0) -> DataLoader[Any]:
     """Batches of texts with a tag for every word, each batch of a length of its own."""
     parts = [text(n, length, seed + i) for i, length in enumerate(lengths)]
     named = [{**x, "labels": (x["input_ids"] % TAGS).masked_fill(x["attention_mask"] == 0, -100)} for x in parts]

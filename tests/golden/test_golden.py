@@ -49,7 +49,7 @@ def golden() -> dict[str, dict[str, Any]]:
     return json.loads(Path(FILE).read_text(encoding="utf-8"))
 
 
-def allowed(case: str, key: str) -> float:
+def tolerance_of(case: str, key: str) -> float:
     """The tolerance of a key, relative and absolute."""
     if case in SENSITIVE and key.startswith(SENSITIVE[case][1]):
         return SENSITIVE[case][0]
@@ -91,7 +91,7 @@ def compare(case: str, now: dict[str, Any], then: dict[str, Any]) -> list[str]:
     """All that differs."""
     found = [f"{key}: is new" for key in now if key not in then] + [f"{key}: is gone" for key in then if key not in now]
     both = [key for key in now if key in then]
-    return found + [word for key in both if (word := difference(key, now[key], then[key], allowed(case, key)))]
+    return found + [word for key in both if (word := difference(key, now[key], then[key], tolerance_of(case, key)))]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -43,7 +43,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offmap.maxwent.solve.fit", begun)
 
 
-def spoiled(part: str, value: float, row: int = 3) -> tuple[Tensor, Tensor]:
+def spoil(part: str, value: float, row: int = 3) -> tuple[Tensor, Tensor]:
     x, y = regression(40, 0)
     (x[:, 1] if part == "inputs" else y)[row] = value
     return x, y
@@ -57,7 +57,7 @@ def spoiled(part: str, value: float, row: int = 3) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("place", ["train", "valid", "calibration"])
 @pytest.mark.usefixtures("no_work")
 def test_numbers_that_are_not_finite(value: float, part: str, place: str) -> None:
-    data: dict[str, Any] = {"train": TRAIN, "valid": VALID, place: spoiled(part, value)}
+    data: dict[str, Any] = {"train": TRAIN, "valid": VALID, place: spoil(part, value)}
     message = f"Expected finite {part}, but row 3 of `{place}` holds NaN or infinite values. Drop or impute such rows."
     with pytest.raises(DataError, match=message):
         quick(regressor(), **data)
@@ -66,7 +66,7 @@ def test_numbers_that_are_not_finite(value: float, part: str, place: str) -> Non
 @pytest.mark.parametrize("part", ["inputs", "targets"])
 @pytest.mark.parametrize("solver", ["closed-form", "refine"])
 def test_numbers_that_are_not_finite_in_a_loader(part: str, solver: str) -> None:
-    loader = DataLoader(TensorDataset(*spoiled(part, NAN, row=25)), batch_size=10)
+    loader = DataLoader(TensorDataset(*spoil(part, NAN, row=25)), batch_size=10)
     with pytest.raises(DataError, match=f"Expected finite {part}, but row 5 of batch 2 of `train`"):
         quick(regressor(), loader, VALID, solver=solver)
 
@@ -309,7 +309,7 @@ class Returns(nn.Module):
         return self.make(self.net(x))
 
 
-HOSTS: dict[str, tuple[Callable[[], Any], str]] = {
+MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "no net": (lambda: "net", "Expected a torch.nn.Module or a list of them, but got str"),
     "nothing": (lambda: None, "Expected a torch.nn.Module or a list of them, but got NoneType"),
     "a class": (lambda: nn.Linear, "Expected a torch.nn.Module or a list of them, but got type"),
@@ -348,10 +348,10 @@ HOSTS: dict[str, tuple[Callable[[], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", HOSTS)
+@pytest.mark.parametrize("case", MODELS)
 @pytest.mark.usefixtures("no_work")
 def test_models_that_cannot_be_used(case: str) -> None:
-    build, message = HOSTS[case]
+    build, message = MODELS[case]
     with pytest.raises(ModelError, match=message):
         quick(build(), TRAIN, VALID)
 
@@ -360,7 +360,7 @@ def test_a_failed_fit_leaves_the_model_as_it_was() -> None:
     net = regressor().train()
     before = copy.deepcopy(net.state_dict())
     with pytest.raises(DataError):
-        quick(net, spoiled("inputs", NAN), VALID)
+        quick(net, spoil("inputs", NAN), VALID)
     assert net.training
     assert all(torch.equal(before[n], t) for n, t in net.state_dict().items())
     assert all(p.requires_grad for p in net.parameters())
@@ -541,7 +541,7 @@ def test_any_targets_give_one_of_our_errors_or_a_working_guard(
     kind=st.sampled_from(["tensor", "array", "tuple", "dict", "loader"]),
 )
 def test_any_inputs_give_one_of_our_errors_or_scores(shape: list[int], dtype: torch.dtype, kind: str) -> None:
-    guard = _asked()
+    guard = _ask()
     x: Any = torch.ones(shape).to(dtype)
     wrapped = {"tensor": x, "array": x.numpy(), "tuple": (x, x), "dict": {"input": x}}
     try:
@@ -553,7 +553,7 @@ def test_any_inputs_give_one_of_our_errors_or_scores(shape: list[int], dtype: to
     assert result.score.isfinite().all()
 
 
-def _asked(made: list[offmap.Guard] = []) -> offmap.Guard:  # noqa: B006
+def _ask(made: list[offmap.Guard] = []) -> offmap.Guard:  # noqa: B006
     if not made:
         made.append(quick(regressor(), TRAIN, VALID))
     return made[0]

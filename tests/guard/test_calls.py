@@ -26,15 +26,15 @@ def guard() -> offmap.Guard:
     return quick(regressor(), TRAIN, VALID)
 
 
-def shuffled(data: Any = VALID) -> DataLoader[Any]:
+def shuffle_rows(data: Any = VALID) -> DataLoader[Any]:
     return DataLoader(TensorDataset(*data), batch_size=9, shuffle=True)
 
 
 ASKS: dict[str, Callable[[offmap.Guard], Any]] = {
-    "calibrate": lambda guard: guard.calibrate(shuffled()),
-    "evaluate": lambda guard: offmap.evaluate(guard, shuffled(), {"far": shuffled()}),
-    "diagnose": lambda guard: offmap.diagnose(guard, shuffled(TRAIN)),
-    "detector": lambda guard: offmap.detect(SORTER, classes(40), classes(40)).calibrate(shuffled(classes(30))),
+    "calibrate": lambda guard: guard.calibrate(shuffle_rows()),
+    "evaluate": lambda guard: offmap.evaluate(guard, shuffle_rows(), {"far": shuffle_rows()}),
+    "diagnose": lambda guard: offmap.diagnose(guard, shuffle_rows(TRAIN)),
+    "detector": lambda guard: offmap.detect(SORTER, classes(40), classes(40)).calibrate(shuffle_rows(classes(30))),
 }
 
 
@@ -46,7 +46,7 @@ def test_a_shuffled_loader_leaves_the_random_state_alone(guard: offmap.Guard, as
 
 
 def test_several_scorers_see_a_shuffled_set_in_one_order(guard: offmap.Guard) -> None:
-    found = offmap.evaluate({"a": guard, "b": guard}, shuffled(), {"far": shuffled()})
+    found = offmap.evaluate({"a": guard, "b": guard}, shuffle_rows(), {"far": shuffle_rows()})
     for name in ("test", "far"):
         assert torch.equal(found.scores["a"][name], found.scores["b"][name])
 

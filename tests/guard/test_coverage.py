@@ -26,7 +26,7 @@ def noisy_classes(n: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, (2 * x + torch.randn(n, 3, generator=source)).argmax(1)
 
 
-def covered(guard: offmap.Guard, x: Tensor, y: Tensor) -> float:
+def measure_coverage(guard: offmap.Guard, x: Tensor, y: Tensor) -> float:
     if y.is_floating_point():
         interval = guard.interval(x, LEVEL)
         return float(((interval.lower <= y) & (y <= interval.upper)).float().mean())
@@ -43,13 +43,13 @@ def test_intervals_and_sets_hold_their_level_on_unseen_rows_and_are_refused_else
         targets = y[:, None] if y.is_floating_point() else 8.0 * F.one_hot(y, 3)
         overfitted = model(train[0], targets, hidden=60, seed=seed)  # 61 numbers per output for 100 rows
         guard = quick(overfitted, train, valid)
-        fresh.append(covered(guard, *test))
+        fresh.append(measure_coverage(guard, *test))
         alarms.append(float(guard(test[0]).ood.float().mean()))
         wrong = guard.calibrate(train)
-        seen.append(covered(replace(wrong, calibration=replace(wrong.calibration, seen=False)), *test))
+        seen.append(measure_coverage(replace(wrong, calibration=replace(wrong.calibration, seen=False)), *test))
         for refused in [wrong, quick(overfitted, train)] if seed == 0 else [wrong]:
             with pytest.raises(NotFittedError, match="these were part of its training data"):
-                covered(refused, *test)
+                measure_coverage(refused, *test)
     mean = torch.tensor([fresh, seen, alarms]).mean(1)
     # 60 rows give a standard deviation of 4 % each, of 0.8 % on average
     assert LEVEL - 0.025 < mean[0] < LEVEL + 0.035

@@ -33,15 +33,15 @@ class Closed:
         return torch.stack([mean, (x[:, 2] / 2).expand_as(mean)], -1)
 
 
-def simulated(n: int, seed: int) -> tuple[Tensor, Tensor]:
+def simulate(n: int, seed: int) -> tuple[Tensor, Tensor]:
     """Data whose noise is heavy-tailed: nothing that `Closed` believes is true."""
     x = inputs(n, seed)
     generator = torch.Generator().manual_seed(seed + 10_000)
     return x, x[:, 0] + torch.randn(n, generator=generator) / torch.rand(n, generator=generator).sqrt()
 
 
-def closed(n: int, seed: int = 0, **options: Any) -> offmap.Guard:
-    return offmap.guard(Closed(), simulated(20, 999), calibration=simulated(n, seed), draws=4, clip=0.0, **options)
+def fit_closed_form(n: int, seed: int = 0, **options: Any) -> offmap.Guard:
+    return offmap.guard(Closed(), simulate(20, 999), calibration=simulate(n, seed), draws=4, clip=0.0, **options)
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ def painter() -> offmap.Guard:
 @pytest.mark.parametrize("n", [19, 20, 38, 39, 40, 100, 199])
 @pytest.mark.parametrize("false_alarms", [0.05, 0.1, 0.25])
 def test_threshold_is_the_right_order_statistic(n: int, false_alarms: float) -> None:
-    made = closed(n, false_alarms=false_alarms)
-    x, _ = simulated(n, 0)
+    made = fit_closed_form(n, false_alarms=false_alarms)
+    x, _ = simulate(n, 0)
     k = math.ceil(round((1 - false_alarms) * (n + 1), 9))
     assert made.threshold == sorted(made.score(x).tolist())[k - 1]
 
@@ -82,7 +82,7 @@ def test_threshold_is_the_right_order_statistic(n: int, false_alarms: float) -> 
 def test_threshold_is_infinite_and_said_so_when_rows_are_too_few(
     n: int, false_alarms: float, least: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = closed(n, false_alarms=false_alarms)
+    made = fit_closed_form(n, false_alarms=false_alarms)
     assert made.threshold == math.inf
     assert not made(inputs(50, 3) * 100).ood.any()
     said = (f"The threshold is infinite, so nothing will be flagged: {n} calibration rows are too few for a false alarm rate of "
@@ -90,7 +90,7 @@ def test_threshold_is_infinite_and_said_so_when_rows_are_too_few(
     assert caplog.messages == [said]
     caplog.clear()
     with caplog.at_level(logging.WARNING, "offmap"):
-        enough = closed(least, false_alarms=false_alarms)
+        enough = fit_closed_form(least, false_alarms=false_alarms)
     assert math.isfinite(enough.threshold)
     assert not caplog.messages
 
@@ -102,7 +102,7 @@ def test_calibrate_says_so_too(guard: offmap.Guard, caplog: pytest.LogCaptureFix
 
 
 def test_scores_that_overflow_are_said_to_be_the_cause_of_an_infinite_threshold(caplog: pytest.LogCaptureFixture) -> None:
-    offmap.guard(Closed(), simulated(60, 1), draws=4, score=lambda outputs: outputs[0, :, 0] * math.inf)
+    offmap.guard(Closed(), simulate(60, 1), draws=4, score=lambda outputs: outputs[0, :, 0] * math.inf)
     assert caplog.messages == ["The threshold is infinite, so nothing will be flagged: the scores of `valid` overflow."]
 
 
@@ -163,7 +163,7 @@ def test_several_targets_have_a_radius_each() -> None:
 
 @pytest.mark.parametrize(("n", "level", "finite"), [(9, 0.9, True), (8, 0.9, False), (99, 0.99, True), (98, 0.99, False)])
 def test_interval_is_infinite_when_rows_are_too_few_for_the_level(n: int, level: float, finite: bool) -> None:
-    interval = closed(n).interval(inputs(7, 5), level)
+    interval = fit_closed_form(n).interval(inputs(7, 5), level)
     assert interval.upper.isfinite().all() == finite
     if not finite:
         assert (interval.upper == math.inf).all()
@@ -199,8 +199,8 @@ def test_coverage_false_alarms_and_p_values_are_exact_over_many_calibration_sets
     # Coverage given the calibration set is Beta(36, 4): standard deviation 0.047, over 250 sets 0.003.
     rounds, inside, flagged, small = 250, 0.0, 0.0, 0.0
     for seed in range(rounds):
-        made = closed(39, seed=2 * seed)
-        x, y = simulated(100, 2 * seed + 1)
+        made = fit_closed_form(39, seed=2 * seed)
+        x, y = simulate(100, 2 * seed + 1)
         interval, result = made.interval(x, 0.9), made(x)
         inside += ((interval.lower <= y) & (y <= interval.upper)).float().mean().item() / rounds
         flagged += result.ood.float().mean().item() / rounds
@@ -218,7 +218,7 @@ def test_prediction_sets_cover_over_many_calibration_sets() -> None:
         def outputs(self, x: Tensor, draws: int, *, clip: float | None, seed: int) -> Tensor:
             return 2 * x.expand(draws, *x.shape)
 
-    def sampled(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    def sample_rows(n: int, seed: int) -> tuple[Tensor, Tensor]:
         x = inputs(n, seed)
         # the truth is less sure than the stub believes
         y = torch.multinomial(x.softmax(1), 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
@@ -226,8 +226,8 @@ def test_prediction_sets_cover_over_many_calibration_sets() -> None:
 
     rounds, inside = 200, 0.0
     for seed in range(rounds):
-        made = offmap.guard(Logits(), sampled(20, 9999), calibration=sampled(39, 2 * seed), draws=2, clip=0.0)
-        x, y = sampled(100, 2 * seed + 1)
+        made = offmap.guard(Logits(), sample_rows(20, 9999), calibration=sample_rows(39, 2 * seed), draws=2, clip=0.0)
+        x, y = sample_rows(100, 2 * seed + 1)
         inside += made.prediction_set(x, 0.9)[torch.arange(100), y].float().mean().item() / rounds
     assert abs(inside - 0.9) < 0.014
 
@@ -289,13 +289,13 @@ def test_an_ensemble_is_the_mixture_of_its_members_outputs() -> None:
 
 
 def test_members_of_an_ensemble_are_centred_on_their_own_buffers() -> None:
-    def normalised(seed: int) -> nn.Module:
+    def fit_normalised(seed: int) -> nn.Module:
         net = regressor(seed)
         layer = nn.BatchNorm1d(12)
         layer.running_mean.fill_(0.1 * seed)
         return nn.Sequential(net[0], layer, net[1], net[2]).eval()
 
-    nets = [normalised(s) for s in range(2)]
+    nets = [fit_normalised(s) for s in range(2)]
     made = quick(nets, regression(60, 0), regression(60, 1))
     x = inputs(9, 5)
     plain = made.samples(x, 1, clip=0.0)
@@ -462,7 +462,7 @@ def test_nll_is_that_of_the_prediction_as_reported(guard: offmap.Guard, sorter: 
 
 
 def test_any_predictive_gets_the_same_verdicts() -> None:
-    made = offmap.guard(Closed(members=2), simulated(60, 1), draws=5)
+    made = offmap.guard(Closed(members=2), simulate(60, 1), draws=5)
     x = inputs(9, 5)
     assert isinstance(made.predictive, offmap.Predictive)
     assert isinstance(made, offmap.Scorer)
@@ -505,7 +505,7 @@ def test_to_moves_a_copy(guard: offmap.Guard) -> None:
     assert torch.equal(moved.score(x), guard.score(x))
     assert moved.predictive.model.module is not guard.predictive.model.module
     with pytest.raises(ConfigError, match="a guard over a weight distribution; build other guards on the device where they run"):
-        closed(30).to("cpu")
+        fit_closed_form(30).to("cpu")
     with pytest.raises(ConfigError, match="a device that torch can use here, but got 'banana': Expected one of cpu"):
         guard.to("banana")
 
@@ -549,7 +549,7 @@ def test_impossible_clips_are_refused(guard: offmap.Guard, clip: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         guard.samples(inputs(9, 5), 3, clip=clip)
     with pytest.raises(ConfigError, match=message):
-        offmap.guard(Closed(), simulated(30, 0), draws=4, clip=clip)
+        offmap.guard(Closed(), simulate(30, 0), draws=4, clip=clip)
 
 
 @pytest.mark.parametrize("draws", [0, -1, 2.5, "many", None])
@@ -563,4 +563,4 @@ def test_impossible_rates_of_false_alarms_are_refused(guard: offmap.Guard, lr: f
     with pytest.raises(ConfigError, match="Expected `false_alarms` strictly between 0 and 1, such as 0.05, but got"):
         guard.calibrate(regression(30, 0), lr)
     with pytest.raises(ConfigError, match="Expected `false_alarms` strictly between 0 and 1, such as 0.05, but got"):
-        closed(30, false_alarms=lr)
+        fit_closed_form(30, false_alarms=lr)

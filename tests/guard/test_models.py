@@ -219,12 +219,12 @@ def test_a_fit_copies_the_weights_of_one_model_once_and_stacks_those_of_several(
     whole: list[str] = []
     deepcopy = copy.deepcopy
 
-    def counted(thing: Any, memo: Any = None) -> Any:
+    def count_copies(thing: Any, memo: Any = None) -> Any:
         if isinstance(thing, Wrapped) and not any(id(p) in (memo or {}) for p in thing.parameters()):
             whole.append(type(thing).__name__)
         return deepcopy(thing, memo)
 
-    monkeypatch.setattr(copy, "deepcopy", counted)
+    monkeypatch.setattr(copy, "deepcopy", count_copies)
     quick([Wrapped(m) for m in range(members)], TRAIN, VALID)
     assert whole == (["Wrapped"] if members == 1 else [])
 

@@ -23,7 +23,7 @@ REGRESSED = (
 )
 
 
-def changed(data: tuple[Tensor, Tensor], change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def change_inputs(data: tuple[Tensor, Tensor], change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     return data[0], change(data[1])
 
 
@@ -32,7 +32,7 @@ def one_hot(y: Tensor) -> Tensor:
 
 
 def pair(make: Callable[..., tuple[Tensor, Tensor]], change: Callable[[Tensor], Tensor] = lambda y: y) -> Any:
-    return tuple(changed(make(60, seed), change) for seed in (0, 1))
+    return tuple(change_inputs(make(60, seed), change) for seed in (0, 1))
 
 
 SUSPECT: dict[str, tuple[Callable[[], Any], str]] = {
@@ -85,7 +85,7 @@ def counts(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 SOUND: dict[str, Callable[[], Any]] = {
     "counts": lambda: (regressor(), pair(counts)),
-    "few floats": lambda: (regressor(), tuple(changed(binary(8, seed), Tensor.float) for seed in (0, 1))),
+    "few floats": lambda: (regressor(), tuple(change_inputs(binary(8, seed), Tensor.float) for seed in (0, 1))),
     "soft labels": lambda: (classifier(), pair(classes, lambda y: 0.8 * one_hot(y) + 0.2 / 3)),
     "probabilities regressed": lambda: (nn.Sequential(regressor(), nn.Sigmoid()), pair(regression, torch.sigmoid)),
     "log-softmax": lambda: (nn.Sequential(classifier(), nn.LogSoftmax(1)), pair(classes)),

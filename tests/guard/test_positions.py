@@ -52,7 +52,7 @@ def text(rows: int, length: int, seed: int = 0, *, pad: int = 0) -> dict[str, Te
     return {"input_ids": ids, "attention_mask": (torch.arange(length + pad) < lengths).long()}
 
 
-def tagged(x: dict[str, Tensor]) -> Tensor:
+def tag(x: dict[str, Tensor]) -> Tensor:
     return (x["input_ids"] % CLASSES).masked_fill(x["attention_mask"] == 0, -100)
 
 
@@ -62,7 +62,7 @@ def longer(x: dict[str, Tensor], by: int) -> dict[str, Tensor]:
 
 def taggings(*lengths: int, rows: int = 10, seed: int = 0) -> DataLoader[Any]:
     parts = [text(rows, length, seed + i) for i, length in enumerate(lengths)]
-    return DataLoader([{**x, "labels": tagged(x)} for x in parts], batch_size=None)  # pyright: ignore[reportArgumentType]
+    return DataLoader([{**x, "labels": tag(x)} for x in parts], batch_size=None)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_padding_is_nan_in_the_map_and_left_out_of_the_reduction(tagger: offmap.
 
 def test_a_map_of_next_tokens_takes_the_last_columns_of_the_mask() -> None:
     x = text(30, 6)
-    y = tagged(x)[:, 1:]
+    y = tag(x)[:, 1:]
     made = quick(Tagger(), (x, y), (x, y), output_fn=lambda output: output[:, :-1])
     map_ = made.score(x, reduce=None)
     assert map_.shape == (30, 5)
@@ -161,7 +161,7 @@ def test_batches_of_different_lengths_are_answered_at_the_longest(tagger: offmap
 
 def test_labels_beside_the_inputs_are_put_aside(tagger: offmap.Guard) -> None:
     x = text(4, 5)
-    assert torch.equal(tagger.score({**x, "labels": tagged(x)}), tagger.score(x))
+    assert torch.equal(tagger.score({**x, "labels": tag(x)}), tagger.score(x))
 
 
 def test_a_recurrent_model_with_lengths_is_fitted_on_padded_batches() -> None:
@@ -282,16 +282,18 @@ def test_sets_and_intervals_cover_a_random_position_over_many_calibration_sets()
         def outputs(self, x: Tensor, draws: int, *, clip: float | None, seed: int) -> Tensor:
             return x.expand(draws, *x.shape)
 
-    def sampled(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    def sample_rows(n: int, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         hard = torch.rand(n, 1, 1, generator=generator).square() * 3
         return torch.zeros(n, 1, 2, 3), hard * torch.randn(n, 2, 3, generator=generator)
 
     law, rounds, inside = Gaussian(noise=torch.ones(1)), 250, 0.0
     for seed in range(rounds):
-        made = offmap.guard(Flat(), sampled(9, 9999), calibration=sampled(39, 2 * seed), likelihood=law, draws=2, clip=0.0,
-                            false_alarms=0.5)  # fmt: skip
-        x, y = sampled(100, 2 * seed + 1)
+        separate = sample_rows(39, 2 * seed)
+        made = offmap.guard(
+            Flat(), sample_rows(9, 9999), calibration=separate, likelihood=law, draws=2, clip=0.0, false_alarms=0.5
+        )
+        x, y = sample_rows(100, 2 * seed + 1)
         interval = made.interval(x, 0.9)
         inside += ((interval.lower <= y) & (y <= interval.upper)).float().mean().item() / rounds
     assert abs(inside - 0.9) < 0.013

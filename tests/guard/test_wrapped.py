@@ -25,7 +25,7 @@ def inner_compiled(net: nn.Sequential) -> nn.Module:
     return nn.Sequential(hidden, net[1], net[2])
 
 
-def exported(net: nn.Module) -> Any:
+def export_program(net: nn.Module) -> Any:
     return torch.export.export(net, (X,), dynamic_shapes=({0: torch.export.Dim("rows", min=1)},))
 
 
@@ -33,8 +33,8 @@ WORK: dict[str, Callable[[nn.Sequential], Any]] = {
     "compiled": lambda net: torch.compile(net, backend="eager"),
     "compiled inside": inner_compiled,
     "traced by fx": torch.fx.symbolic_trace,
-    "exported": exported,
-    "module of an exported program": lambda net: exported(net).module(),
+    "exported": export_program,
+    "module of an exported program": lambda net: export_program(net).module(),
 }
 
 
@@ -52,7 +52,7 @@ def test_wrapped_models_score_like_the_model_and_load_with_what_they_were_fitted
         assert torch.equal(offmap.load(tmp_path / "guard.safetensors", net).score(X), guard.score(X))
 
 
-def quantised(net: nn.Module) -> nn.Module:
+def quantise(net: nn.Module) -> nn.Module:
     return torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, torch.qint8)  # pyright: ignore[reportDeprecated]
 
 
@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
     "script": (torch.jit.script, SCRIPT),
     "trace": (lambda net: torch.jit.trace(net, X), SCRIPT),
     "script inside": (lambda net: nn.Sequential(torch.jit.script(net[:2]), net[2]), SCRIPT),
-    "quantised": (quantised, "but Sequential is quantised: pass the model in floating-point numbers that it was made from"),
+    "quantised": (quantise, "but Sequential is quantised: pass the model in floating-point numbers that it was made from"),
     "exported for one size": (lambda net: torch.export.export(net, (X,)), "Export it with a batch of any size: `torch.export"),
 }
 

@@ -33,7 +33,7 @@ def header_of(content: bytes) -> dict[str, Any]:
     return json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["offmap"].partition(" ")[2])
 
 
-def written(path: Path, header: Any, tensors: dict[str, Tensor]) -> Path:
+def write_file(path: Path, header: Any, tensors: dict[str, Tensor]) -> Path:
     text = header if isinstance(header, str) else json.dumps(header)
     path.write_bytes(to_bytes(tensors, metadata={"offmap": f"{checksum(text, tensors)} {text}"}))
     return path
@@ -63,7 +63,7 @@ def test_a_header_that_makes_no_sense_is_refused_by_the_name_of_what_is_wrong(ca
     key, lie = LIES[case]
     header = header_of(saved)
     header[key] = {**header[key], **lie} if isinstance(lie, dict) and isinstance(header[key], dict) else lie
-    path = written(tmp_path / "guard", header, load_bytes(saved))
+    path = write_file(tmp_path / "guard", header, load_bytes(saved))
     with pytest.raises(FileError, match=f"{re.escape(str(path))} is damaged or not a guard file: invalid header field '{key}'"):
         offmap.load(path, regressor())
     with pytest.raises(FileError, match=f"invalid header field '{key}'"):
@@ -74,13 +74,13 @@ def test_a_header_that_makes_no_sense_is_refused_by_the_name_of_what_is_wrong(ca
 def test_a_header_that_lacks_something_is_refused(key: str, saved: bytes, tmp_path: Path) -> None:
     header = {name: value for name, value in header_of(saved).items() if name != key}
     with pytest.raises(FileError, match=f"invalid header field '{key}'"):
-        offmap.load(written(tmp_path / "guard", header, load_bytes(saved)), regressor())
+        offmap.load(write_file(tmp_path / "guard", header, load_bytes(saved)), regressor())
 
 
 @pytest.mark.parametrize("text", ["", "[", "3", "null", "[]", "[" * 100_000, '{"format": 3}'])
 def test_a_header_that_is_none_is_refused(text: str, saved: bytes, tmp_path: Path) -> None:
     with pytest.raises(FileError, match="is damaged or not a guard file|is not a guard file of this version"):
-        offmap.load(written(tmp_path / "guard", text, load_bytes(saved)), regressor())
+        offmap.load(write_file(tmp_path / "guard", text, load_bytes(saved)), regressor())
 
 
 CHANGES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
@@ -104,14 +104,14 @@ def test_a_tensor_that_does_not_fit_is_refused_by_its_name(case: str, saved: byt
     tensors = load_bytes(saved)
     tensors[name] = change(tensors[name]).contiguous()
     with pytest.raises(FileError, match=r"is damaged or not a guard file: `[\w.]+`, \(.*\), does not fit. Save the guard again"):
-        offmap.load(written(tmp_path / "guard", header_of(saved), tensors), regressor())
+        offmap.load(write_file(tmp_path / "guard", header_of(saved), tensors), regressor())
 
 
 def test_a_tensor_that_is_missing_or_unknown_is_refused(saved: bytes, tmp_path: Path) -> None:
     for change in ({"calibration.residuals": None}, {"../harm": torch.ones(2)}, {"rotation.0.bias": torch.ones(1, 1, 1, 1, 1)}):
         tensors = {n: t for n, t in {**load_bytes(saved), **change}.items() if t is not None}
         with pytest.raises(FileError, match="is damaged or not a guard file"):
-            offmap.load(written(tmp_path / "guard", header_of(saved), tensors), regressor())
+            offmap.load(write_file(tmp_path / "guard", header_of(saved), tensors), regressor())
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_a_tensor_that_is_missing_or_unknown_is_refused(saved: bytes, tmp_path: 
     ],
 )
 def test_noise_and_likelihood_that_cannot_be_built_are_refused(key: str, value: Any, saved: bytes, tmp_path: Path) -> None:
-    path = written(tmp_path / "guard", header_of(saved) | {key: value}, load_bytes(saved))
+    path = write_file(tmp_path / "guard", header_of(saved) | {key: value}, load_bytes(saved))
     with pytest.raises((FileError, ConfigError), match="is damaged or not a guard file|Expected `half_width`"):
         offmap.load(path, regressor())
 
 
 def test_a_score_that_is_not_registered_is_refused(saved: bytes, tmp_path: Path) -> None:
-    path = written(tmp_path / "guard", header_of(saved) | {"score": {"name": "__class__", "config": {}}}, load_bytes(saved))
+    path = write_file(tmp_path / "guard", header_of(saved) | {"score": {"name": "__class__", "config": {}}}, load_bytes(saved))
     with pytest.raises(FileError, match="was fitted with the score '__class__', which is not registered: import the module that"):
         offmap.load(path, regressor())
 

@@ -18,9 +18,9 @@ from zoo import ZOO, Through
 
 
 def unit(net: nn.Module, x: Tensor, *, rotated: bool = True, eps: float = 1e-4) -> dict[str, Tensor]:
-    at = stack_models(net)
-    scale = unit_scale(at.mean, observe(at, lambda rows: [x], rotated=rotated).bases, eps=eps)
-    return {name: scale(name) for name in at.mean}
+    stacked = stack_models(net)
+    scale = unit_scale(stacked.mean, observe(stacked, lambda rows: [x], rotated=rotated).bases, eps=eps)
+    return {name: scale(name) for name in stacked.mean}
 
 
 @pytest.mark.parametrize("rotated", [True, False])
@@ -57,9 +57,9 @@ def test_scales_of_a_convolution_follow_its_patches(name: str, rotated: bool):
 def test_at_factor_one_every_pre_activation_gets_noise_of_its_own_size(rotated: bool):
     x = torch.randn(100, 3, dtype=torch.float64) @ torch.randn(3, 3, dtype=torch.float64)
     net = nn.Linear(3, 5, bias=False).double()
-    at = stack_models(net)
-    seen = observe(at, lambda rows: [x], rotated=rotated)
-    q = WeightDistribution(at.mean, initial_scale=unit_scale(at.mean, seen.bases, eps=1e-6), rotation=seen.rotation())
+    stacked = stack_models(net)
+    seen = observe(stacked, lambda rows: [x], rotated=rotated)
+    q = WeightDistribution(stacked.mean, initial_scale=unit_scale(stacked.mean, seen.bases, eps=1e-6), rotation=seen.rotation())
     noise = (q.draw(range(4000))["weight"].detach() - net.weight.detach()) @ x.mT  # (P, 5, 100)
     size = (net.weight.detach() @ x.mT).square().mean(1)
     torch.testing.assert_close(noise.square().mean((0, 2)), size, rtol=0.1, atol=0)

@@ -68,7 +68,7 @@ def descend(objective: objectives.Objective, q: WeightDistribution, steps: int) 
 
 
 @cache
-def fitted(basis: str, noise: str) -> WeightDistribution:
+def fit_line(basis: str, noise: str) -> WeightDistribution:
     x, _, net = problem()
     start = {"noise": noise, "initial_scale": math.sqrt(LAMBDA)}
     q = scaling(net, **start) if basis == "identity" else svd(net, [x], **start)
@@ -82,7 +82,7 @@ def fitted(basis: str, noise: str) -> WeightDistribution:
 @pytest.mark.parametrize("noise", sorted(NOISES))
 @pytest.mark.parametrize("basis", ["identity", "svd"])
 def test_fitted_scale_matches_closed_form(basis: str, noise: str):
-    scale = fitted(basis, noise).scale()["weight"][0, 0]
+    scale = fit_line(basis, noise).scale()["weight"][0, 0]
     torch.testing.assert_close(scale.square(), LAMBDA / amplitudes()[basis], rtol=0.05, atol=0)
 
 
@@ -116,8 +116,8 @@ def test_at_the_optima_risks_are_equal_and_svd_has_more_entropy(noise: str):
         assert sampled_risk(q, 2000) == pytest.approx(plain + D * LAMBDA, rel=0.08)
     assert float(optimal["svd"].entropy() - optimal["identity"].entropy()) == pytest.approx(gain, rel=1e-6)
     # fitted
-    assert float(fitted("svd", noise).entropy() - fitted("identity", noise).entropy()) == pytest.approx(gain, abs=0.05)
-    assert expected_risk(fitted("svd", noise)) == pytest.approx(expected_risk(fitted("identity", noise)), rel=0.03)
+    assert float(fit_line("svd", noise).entropy() - fit_line("identity", noise).entropy()) == pytest.approx(gain, abs=0.05)
+    assert expected_risk(fit_line("svd", noise)) == pytest.approx(expected_risk(fit_line("identity", noise)), rel=0.03)
 
 
 def test_with_the_abs_proxy_the_optimum_is_lambda_over_twice_the_square():

@@ -109,11 +109,11 @@ def test_no_data_is_refused_not_waited_for():
         next(iter(Cycle(empty, 0)))
 
 
-def stepped(x: Tensor, y: Tensor, group: Group = SINGLE_PROCESS) -> tuple[Tensor, list[float]]:
+def take_steps(x: Tensor, y: Tensor, group: Group = SINGLE_PROCESS) -> tuple[Tensor, list[float]]:
     """The weight after four steps of least squares on all rows, and the losses that a monitor heard."""
     weight, losses = torch.tensor([0.3, -0.7], dtype=torch.float64, requires_grad=True), list[float]()
 
-    def heard(step: int, loss: Tensor) -> bool:
+    def hear(step: int, loss: Tensor) -> bool:
         losses.append(float(loss))
         return False
 
@@ -122,7 +122,7 @@ def stepped(x: Tensor, y: Tensor, group: Group = SINGLE_PROCESS) -> tuple[Tensor
         torch.optim.SGD([weight], 0.1),
         Rows(x, y, len(x), "train"),
         steps=4,
-        monitors=[heard],
+        monitors=[hear],
         group=group,
     )
     assert stop_reason == "finished"
@@ -134,20 +134,20 @@ def test_ranks_step_together_as_one_with_all_rows():
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(8, *shape, generator=generator, dtype=torch.float64) for shape in ((2,), ()))
     pieces = [slice(0, 3), slice(3, 8)]
-    weight, losses = stepped(x, y)
-    for other, heard in in_ranks(2, lambda group: stepped(x[pieces[group.rank]], y[pieces[group.rank]], group)):
+    weight, losses = take_steps(x, y)
+    for other, heard in in_ranks(2, lambda group: take_steps(x[pieces[group.rank]], y[pieces[group.rank]], group)):
         torch.testing.assert_close(other, weight)
         assert heard == pytest.approx(losses)
 
 
 def test_all_ranks_stop_before_a_step_that_is_not_finite_on_one():
-    def ended(group: Thread) -> tuple[str, float]:
+    def end_at_rank(group: Thread) -> tuple[str, float]:
         w = torch.ones(1, requires_grad=True)
         objective = lambda step, batch: (w * (math.inf if (step, group.rank) == (2, 1) else 1.0)).sum()  # noqa: E731
         stop_reason = minimize(objective, torch.optim.SGD([w], 0.25), rows(), steps=9, group=group)
         return stop_reason, float(w.detach())
 
-    assert in_ranks(2, ended) == [("diverged", 0.5)] * 2
+    assert in_ranks(2, end_at_rank) == [("diverged", 0.5)] * 2
 
 
 def test_adam_is_that_of_the_paper():

@@ -13,7 +13,7 @@ from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import History
 
 
-def watched(
+def watch_risks(
     risks: list[list[float]], *, every: int = 1, max_risk: tuple[float, float] = (1.0, 1.0), patience: int | None = None
 ) -> tuple[WeightDistribution, RiskMonitor, History]:
     """Two members whose validation risks are given beforehand, check by check."""
@@ -41,7 +41,7 @@ def move(q: WeightDistribution, to: float) -> None:
 
 
 def test_every_member_ends_with_its_own_last_state_at_or_below_the_threshold():
-    q, monitor, history = watched([[0.5, 0.5], [1.0, 1.5], [1.1, 0.9], [2.0, 3.0]])
+    q, monitor, history = watch_risks([[0.5, 0.5], [1.0, 1.5], [1.1, 0.9], [2.0, 3.0]])
     for step in range(4):
         move(q, float(step))
         assert monitor(step, torch.tensor(0.0)) is False
@@ -55,7 +55,7 @@ def test_every_member_ends_with_its_own_last_state_at_or_below_the_threshold():
 
 
 def test_members_have_thresholds_of_their_own():
-    q, monitor, history = watched([[2.0, 2.0]], max_risk=(1.0, 3.0))
+    q, monitor, history = watch_risks([[2.0, 2.0]], max_risk=(1.0, 3.0))
     move(q, 7.0)
     monitor(0, torch.tensor(0.0))
     monitor.restore()
@@ -68,7 +68,7 @@ def test_members_have_thresholds_of_their_own():
 
 def test_a_member_is_done_after_its_own_failures_in_a_row_whatever_the_others_do():
     risks = [[0.0, 0.0], [2.0, 0.0], [0.5, 2.0], [2.0, 0.5], [2.0, 0.5], [0.5, 2.0], [0.5, 2.0], [0.5, 0.5]]
-    q, monitor, history = watched(risks, patience=2)
+    q, monitor, history = watch_risks(risks, patience=2)
     stops: list[bool] = []
     for step in range(7):
         move(q, float(step))
@@ -80,12 +80,12 @@ def test_a_member_is_done_after_its_own_failures_in_a_row_whatever_the_others_do
 
 
 def test_without_patience_it_never_stops():
-    _, monitor, _ = watched([[9.0, 9.0]] * 30)
+    _, monitor, _ = watch_risks([[9.0, 9.0]] * 30)
     assert not any(monitor(step, torch.tensor(0.0)) for step in range(30))
 
 
 def test_it_checks_every_so_many_steps():
-    q, monitor, history = watched([[0.0, 0.0]] * 3, every=4)
+    q, monitor, history = watch_risks([[0.0, 0.0]] * 3, every=4)
     for step in range(12):
         move(q, float(step))
         monitor(step, torch.tensor(0.5))
@@ -97,7 +97,7 @@ def test_it_checks_every_so_many_steps():
 
 @pytest.mark.parametrize("risk", [math.nan, math.inf])
 def test_a_state_whose_risk_is_not_finite_is_never_kept(risk: float):
-    q, monitor, _ = watched([[0.0, risk]])
+    q, monitor, _ = watch_risks([[0.0, risk]])
     before = q.raw_scale["w"].detach().clone()
     move(q, 3.0)
     monitor(0, torch.tensor(0.0))
@@ -108,7 +108,7 @@ def test_a_state_whose_risk_is_not_finite_is_never_kept(risk: float):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_state_with_numbers_that_are_not_finite_is_never_kept_whatever_its_risk(value: float):
-    q, monitor, _ = watched([[0.0, 0.0]])
+    q, monitor, _ = watch_risks([[0.0, 0.0]])
     with torch.no_grad():
         q.raw_scale["w"][1, 0] = value
     monitor(0, torch.tensor(0.0))
@@ -117,7 +117,7 @@ def test_a_state_with_numbers_that_are_not_finite_is_never_kept_whatever_its_ris
 
 
 def test_kept_states_do_not_follow_later_steps():
-    q, monitor, _ = watched([[0.0, 0.0], [9.0, 9.0]])
+    q, monitor, _ = watch_risks([[0.0, 0.0], [9.0, 9.0]])
     move(q, 1.0)
     monitor(0, torch.tensor(0.0))
     move(q, 2.0)

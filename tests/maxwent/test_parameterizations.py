@@ -32,7 +32,7 @@ def nets(kind: str = "regression", members: int = 2) -> list[nn.Module]:
     return [KINDS[kind][0](m) for m in range(members)]
 
 
-def fitted(name: str, kind: str = "regression", members: int = 2, **options: Any) -> offmap.Guard:
+def fit_law(name: str, kind: str = "regression", members: int = 2, **options: Any) -> offmap.Guard:
     data = KINDS[kind][1]
     settings: dict[str, Any] = {**QUICK, "parameterization": LAWS[name], **options}
     return offmap.fit(nets(kind, members), data(80, 0), data(60, 1), **settings)
@@ -42,7 +42,7 @@ def fitted(name: str, kind: str = "regression", members: int = 2, **options: Any
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", LAWS)
 def test_a_fit_ends_within_its_risk_and_wider_than_it_began(name: str, kind: str, solver: Any):
-    guard = fitted(name, kind, solver=solver)
+    guard = fit_law(name, kind, solver=solver)
     history, q = guard.history, guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
     assert all(risk <= bound for risk, bound in zip(history.final_risk, history.max_risk, strict=True))
     assert all(end > start for end, start in zip(history.final_entropy, history.entropy[0], strict=True))
@@ -59,15 +59,15 @@ def test_a_fit_ends_within_its_risk_and_wider_than_it_began(name: str, kind: str
 
 
 def test_of_several_entropy_weights_each_starts_anew():
-    one, several = (fitted("flow", entropy_weight=w).predictive.q for w in (1.0, (30.0, 1.0)))  # pyright: ignore
-    alone = fitted("flow", entropy_weight=30.0).predictive.q  # pyright: ignore
+    one, several = (fit_law("flow", entropy_weight=w).predictive.q for w in (1.0, (30.0, 1.0)))  # pyright: ignore
+    alone = fit_law("flow", entropy_weight=30.0).predictive.q  # pyright: ignore
     best = max(one, alone, key=lambda q: float(q.entropy().mean()))
     assert all(torch.equal(t, best.trained()[n]) for n, t in several.trained().items())
 
 
 @pytest.mark.parametrize("name", LAWS)
 def test_a_guard_is_saved_exported_and_shown_like_any_other(name: str, tmp_path: Path):
-    guard, x = fitted(name), inputs(9, 4)
+    guard, x = fit_law(name), inputs(9, 4)
     guard.save(tmp_path / "guard")
     again = offmap.load(tmp_path / "guard", nets())
     assert again.predictive.q.parameterization == LAWS[name]  # pyright: ignore
@@ -84,7 +84,7 @@ def test_a_guard_is_saved_exported_and_shown_like_any_other(name: str, tmp_path:
 
 def test_a_file_of_another_law_or_with_tensors_that_do_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "guard"
-    fitted("flow").save(path)
+    fit_law("flow").save(path)
     header, tensors = unseal(path.read_bytes())
     for change in ("directions.0.weight", "state.0.in", "raw_scale.coordinates"):
         missing = [{}] if "directions" not in change else []  # a parameter without directions is not random
@@ -103,48 +103,48 @@ def test_a_file_of_another_law_or_with_tensors_that_do_not_fit_is_refused(tmp_pa
     ):
         offmap.load(path, nets())
     with pytest.raises(ConfigError, match="A guard with a parameterization of your own cannot be saved: a file holds no code"):
-        fitted("flow").save(path)
+        fit_law("flow").save(path)
 
 
 @pytest.mark.parametrize("name", LAWS)
 def test_a_fit_that_was_killed_goes_on_to_the_same_guard(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    whole, calls, minimize = fitted(name), [], loop.minimize
+    whole, calls, minimize = fit_law(name), [], loop.minimize
     monkeypatch.setattr("offmap.maxwent.checkpoint.Checkpoint.due", lambda _: True)
 
-    def killed(*args: Any, **options: Any) -> str:
+    def fit_and_die(*args: Any, **options: Any) -> str:
         calls.append(minimize(*args, **{**options, "steps": min(40, options["steps"])}))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("offmap.maxwent.solve.minimize", killed)
+        patch.setattr("offmap.maxwent.solve.minimize", fit_and_die)
         with pytest.raises(KeyboardInterrupt):
-            fitted(name, checkpoint=tmp_path / "state")
+            fit_law(name, checkpoint=tmp_path / "state")
     monkeypatch.setattr("offmap.maxwent.solve.wander", lambda *_, **__: pytest.fail("the directions were there"))
-    rest = fitted(name, checkpoint=tmp_path / "state")
+    rest = fit_law(name, checkpoint=tmp_path / "state")
     for n, tensor in whole.predictive.q.trained().items():  # pyright: ignore
         assert torch.equal(tensor, rest.predictive.q.trained()[n])  # pyright: ignore
     assert torch.equal(whole.score(inputs(7, 2)), rest.score(inputs(7, 2)))
 
 
 def test_directions_of_a_member_do_not_depend_on_others():
-    alone, both = (fitted("subspace", members=m, solver="closed-form").predictive.q.directions for m in (1, 2))  # pyright: ignore
+    alone, both = (fit_law("subspace", members=m, solver="closed-form").predictive.q.directions for m in (1, 2))  # pyright: ignore
     for name, s in alone.items():
         torch.testing.assert_close(s[0].abs(), both[name][0].abs(), rtol=1e-2, atol=1e-3)
 
 
 def test_a_subspace_has_a_closed_form_with_one_scale_for_all_directions():
-    q = fitted("subspace", solver="closed-form").predictive.q  # pyright: ignore
+    q = fit_law("subspace", solver="closed-form").predictive.q  # pyright: ignore
     phi = q.scale()["coordinates"]
     torch.testing.assert_close(phi, phi[:, :1].expand_as(phi))
 
 
 def test_low_rank_noise_is_normal_unless_another_is_asked_for():
-    assert fitted("low-rank").predictive.q.noise == Normal()  # pyright: ignore
-    assert fitted("flow").predictive.q.noise == Uniform()  # pyright: ignore
+    assert fit_law("low-rank").predictive.q.noise == Normal()  # pyright: ignore
+    assert fit_law("flow").predictive.q.noise == Uniform()  # pyright: ignore
     with pytest.raises(
         ConfigError, match="'low-rank'` has the entropy of a Gaussian: expected `noise` to be 'normal', but got 'un"
     ):
-        fitted("low-rank", noise="uniform")
+        fit_law("low-rank", noise="uniform")
     with pytest.raises(ConfigError, match="expected `noise` to be 'normal', but got 'uniform'"):
         Config(parameterization="low-rank")
 
@@ -152,12 +152,12 @@ def test_low_rank_noise_is_normal_unless_another_is_asked_for():
 def test_options_that_do_not_go_together_are_refused():
     for name in ("low-rank", "flow"):
         with pytest.raises(ConfigError, match=f"`parameterization='{name}'` has no closed form: pass `solver='refine'`"):
-            fitted(name, solver="closed-form")
+            fit_law(name, solver="closed-form")
     with pytest.raises(ConfigError, match=r"Expected `parameterization` to be .*did you mean 'flow'.*, but got 'flows'"):
         offmap.fit(nets(), regression(), regression(), parameterization="flows")
     with pytest.raises(ConfigError, match="A parameterization of your own has no closed form: pass `solver='sgd'`"):
         Config(parameterization=Parameterization(lambda mean, scale, z: z, lambda *_: torch.zeros(1)))
     with pytest.raises(DataError, match=r"became infinite while directions were sought: lower the rate of `Subspace\(lr=...\)`"):
-        fitted("subspace", parameterization=Subspace(lr=1e30))
+        fit_law("subspace", parameterization=Subspace(lr=1e30))
     with pytest.raises(ConfigError, match="Expected a guard with a φ for every weight, but in this one directions stand for all"):
-        offmap.diagnose(fitted("flow"), regression(80, 0))
+        offmap.diagnose(fit_law("flow"), regression(80, 0))

@@ -18,7 +18,7 @@ from offmap.maxwent.search import Evaluate, find_largest_factor, find_largest_fa
 LIMITS = st.lists(st.floats(-4.5, 1.5), min_size=1, max_size=4).map(lambda e: 10 ** torch.tensor(e, dtype=torch.float64))
 
 
-def bisected(risk: Callable[[Tensor], Tensor], max_risk: Tensor, low: float, high: float, halvings: int) -> Tensor:
+def bisect(risk: Callable[[Tensor], Tensor], max_risk: Tensor, low: float, high: float, halvings: int) -> Tensor:
     """The oracle: the middle of what is left, again and again."""
     below, above = torch.full_like(max_risk, low).log(), torch.full_like(max_risk, high).log()
     for _ in range(halvings):
@@ -46,7 +46,7 @@ def test_the_answer_is_that_of_bisection_to_the_bit(limit: Tensor, power: float,
 
     max_risk = risk(limit)
     found = find_largest_factor(Counted(risk), max_risk, torch.full_like(limit, plain), halvings=halvings)
-    assert torch.equal(found.factor, bisected(risk, max_risk, 1e-5, 1e2, halvings))
+    assert torch.equal(found.factor, bisect(risk, max_risk, 1e-5, 1e2, halvings))
 
 
 @given(LIMITS, st.sampled_from([math.nan, -math.inf, 1e9, 0.0]), st.integers(4, 16))
@@ -54,7 +54,7 @@ def test_a_base_risk_that_is_no_number_does_no_harm(limit: Tensor, plain: float,
     evaluate = Counted(lambda c: (c / limit).log1p())
     max_risk = torch.full_like(limit, math.log(2))
     found = find_largest_factor(evaluate, max_risk, torch.full_like(limit, plain), halvings=halvings)
-    assert torch.equal(found.factor, bisected(evaluate.risk, max_risk, 1e-5, 1e2, halvings))
+    assert torch.equal(found.factor, bisect(evaluate.risk, max_risk, 1e-5, 1e2, halvings))
     assert len(evaluate.asked) <= 2 * halvings
 
 
@@ -69,7 +69,7 @@ def test_a_risk_that_rises_as_a_power_takes_few_evaluations(limit: Tensor, power
 def test_a_risk_that_jumps_takes_not_many_more_evaluations_than_halvings(jump: float):
     evaluate = Counted(lambda c: torch.where(c > jump, torch.full_like(c, 1e6), torch.full_like(c, 1e-9)))
     found = find_largest_factor(evaluate, torch.ones(1), torch.zeros(1))
-    assert torch.equal(found.factor, bisected(evaluate.risk, torch.ones(1), 1e-5, 1e2, 10))
+    assert torch.equal(found.factor, bisect(evaluate.risk, torch.ones(1), 1e-5, 1e2, 10))
     assert len(evaluate.asked) <= 20
 
 

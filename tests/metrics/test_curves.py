@@ -13,7 +13,7 @@ from offmap.errors import ConfigError
 from offmap.metrics import confidence_curve, coverage_curve, expected_calibration_error
 
 
-def classified(seed: int, rows: int = 60, classes: int = 3) -> tuple[Tensor, Tensor]:
+def make_classes(seed: int, rows: int = 60, classes: int = 3) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     probs = torch.randn(rows, classes, generator=generator, dtype=torch.float64).mul(2).softmax(1)
     return probs, torch.randint(classes, (rows,), generator=generator)
@@ -22,7 +22,7 @@ def classified(seed: int, rows: int = 60, classes: int = 3) -> tuple[Tensor, Ten
 @pytest.mark.parametrize("bins", [1, 4, 10])
 @pytest.mark.parametrize("seed", range(3))
 def test_confidence_accuracy_and_size_of_every_bin_are_counted(seed: int, bins: int):
-    probs, labels = classified(seed)
+    probs, labels = make_classes(seed)
     expected: list[list[float]] = []
     for b in range(bins):
         rows = [i for i, p in enumerate(probs.tolist()) if b / bins < max(p) <= (b + 1) / bins]
@@ -34,12 +34,12 @@ def test_confidence_accuracy_and_size_of_every_bin_are_counted(seed: int, bins: 
 
 
 def test_ten_bins_are_the_default():
-    probs, labels = classified(0)
+    probs, labels = make_classes(0)
     assert torch.equal(confidence_curve(probs, labels), confidence_curve(probs, labels, 10))
 
 
 def test_the_calibration_error_is_the_gap_of_the_curve():
-    probs, labels = classified(1)
+    probs, labels = make_classes(1)
     confidence, accuracy, size = confidence_curve(probs, labels, 15).unbind(1)
     gap = ((confidence - accuracy).abs() * size).sum() / size.sum()
     torch.testing.assert_close(expected_calibration_error(probs, labels, 15), gap)
@@ -75,6 +75,6 @@ def test_nineteen_levels_are_the_default():
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True])
 def test_bins_and_levels_are_counts(bad: int):
     with pytest.raises(ConfigError, match="Expected `bins` to be a whole number ≥ 1, but got"):
-        confidence_curve(*classified(0), bins=bad)
+        confidence_curve(*make_classes(0), bins=bad)
     with pytest.raises(ConfigError, match="Expected `levels` to be a whole number ≥ 1, but got"):
         coverage_curve(torch.zeros(2), torch.ones(2), torch.zeros(2), levels=bad)

@@ -21,7 +21,7 @@ scores = st.lists(st.integers(-5, 5), min_size=1, max_size=15).map(lambda v: tor
 rates = st.sampled_from([0.05, 0.3, 0.5, 0.55, 0.75, 0.8, 0.95, 1.0])
 
 
-def labelled(id_scores: Tensor, ood_scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def label_scores(id_scores: Tensor, ood_scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Labels (OOD is 1) and scores, as scikit-learn wants them."""
     labels = np.r_[np.zeros(len(id_scores)), np.ones(len(ood_scores))]
     return labels, torch.cat([id_scores, ood_scores]).numpy()
@@ -37,7 +37,7 @@ def test_auroc_counts_pairs_with_ties_half(ids: Tensor, oods: Tensor) -> None:
 @settings(deadline=None)
 @given(scores, scores)
 def test_auroc_agrees_with_scikit_learn(ids: Tensor, oods: Tensor) -> None:
-    assert auroc(ids, oods).item() == pytest.approx(roc_auc_score(*labelled(ids, oods)), abs=1e-12)
+    assert auroc(ids, oods).item() == pytest.approx(roc_auc_score(*label_scores(ids, oods)), abs=1e-12)
 
 
 @settings(deadline=None)
@@ -57,7 +57,7 @@ def test_monotone_maps_change_nothing(metric: Callable[..., Tensor], ids: Tensor
 @settings(deadline=None)
 @given(scores, scores)
 def test_average_precision_agrees_with_scikit_learn(ids: Tensor, oods: Tensor) -> None:
-    labels, values = labelled(ids, oods)
+    labels, values = label_scores(ids, oods)
     assert aupr_out(ids, oods).item() == pytest.approx(average_precision_score(labels, values), abs=1e-12)
     assert aupr_in(ids, oods).item() == pytest.approx(average_precision_score(1 - labels, -values), abs=1e-12)
 
@@ -65,7 +65,7 @@ def test_average_precision_agrees_with_scikit_learn(ids: Tensor, oods: Tensor) -
 @settings(deadline=None)
 @given(scores, scores, rates)
 def test_fpr_is_where_the_roc_curve_first_reaches_the_rate(ids: Tensor, oods: Tensor, rate: float) -> None:
-    labels, values = labelled(ids, oods)
+    labels, values = label_scores(ids, oods)
     for positive, target, score in (("id", 1 - labels, -values), ("ood", labels, values)):
         false, true, _ = roc_curve(target, score, drop_intermediate=False)
         first = np.argmax(true >= rate - 1e-12)

@@ -77,7 +77,7 @@ def test_parameters_that_share_a_storage_are_distinguished():
     assert [aliases.owner(both[i:]) for i in (0, 3, 4, 9)] == ["a", "a", "b", "b"]
 
 
-def followed(view: Callable[[Tensor], Tensor]) -> tuple[AliasTable, Tensor]:
+def follow_copy(view: Callable[[Tensor], Tensor]) -> tuple[AliasTable, Tensor]:
     """A copy of a view, which stands for it."""
     aliases, copy = AliasTable({"w": W}), view(W).clone(memory_format=torch.contiguous_format)
     place = aliases.locate(view(W))
@@ -88,17 +88,17 @@ def followed(view: Callable[[Tensor], Tensor]) -> tuple[AliasTable, Tensor]:
 
 @pytest.mark.parametrize("how", PLAIN)
 def test_a_copy_stands_where_its_source_does(how: str):
-    aliases, copy = followed(PLAIN[how][0])
+    aliases, copy = follow_copy(PLAIN[how][0])
     assert aliases.locate(copy) == PLAIN[how][1]
 
 
 def test_views_of_copies_are_located_in_the_parameter():
-    aliases, copy = followed(lambda w: w.mT)
+    aliases, copy = follow_copy(lambda w: w.mT)
     assert aliases.locate(copy[2:5]) == ParamView("w", ((1,), (0,)), (1, 1), (1, 2, 5))
-    aliases, copy = followed(lambda w: w.expand(3, 4, 6))
+    aliases, copy = follow_copy(lambda w: w.expand(3, 4, 6))
     assert aliases.locate(copy.flatten(0, 1)) == ParamView("w", ((0,), (1,)), (3, 1))
     assert aliases.locate(copy[:, 1:3]) == ParamView("w", ((), (0,), (1,)), (3, 1, 1), (0, 1, 3))
-    aliases, copy = followed(lambda w: w[1:3])
+    aliases, copy = follow_copy(lambda w: w[1:3])
     assert aliases.locate(copy.mT) == ParamView("w", ((1,), (0,)), (1, 1), (0, 1, 3))
 
 
@@ -112,13 +112,13 @@ def test_views_of_copies_are_located_in_the_parameter():
     ],
 )
 def test_other_views_of_copies_have_no_place(view: Callable[[Tensor], Tensor], again: Callable[[Tensor], Tensor]):
-    aliases, copy = followed(view)
+    aliases, copy = follow_copy(view)
     assert aliases.owner(again(copy)) == "w"
     assert aliases.locate(again(copy)) is None
 
 
 def test_some_of_the_rows_of_repeats_one_after_another_have_no_place():
-    aliases, copy = followed(lambda w: w.expand(3, 4, 6))
+    aliases, copy = follow_copy(lambda w: w.expand(3, 4, 6))
     flat = copy.flatten(0, 1).clone()
     place = aliases.locate(copy.flatten(0, 1))
     assert place is not None

@@ -235,7 +235,7 @@ def test_an_output_on_another_device_is_refused():
 # ---------------------------------------------------------------------------------------------------------------- reach
 
 
-def detached(s: Any, x: Tensor) -> Tensor:
+def detach_forward(s: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         h = s.a(x)
     return s.b(h)
@@ -250,10 +250,10 @@ REACH: dict[str, tuple[Callable[..., Any], Findings]] = {
     "a layer that is not used": (lambda s, x: s.b(s.a(x)), Findings(unreached=("c.weight", "c.bias"))),
     "a head that is not selected": (lambda s, x: (s.b(s.a(x)), s.c(x)), Findings(unreached=("c.weight", "c.bias"))),
     "a branch times zero": (lambda s, x: s.b(s.a(x)) + 0 * s.c(x), Findings()),
-    "behind no_grad": (lambda s, x: detached(s, x) + s.c(x), Findings(hidden=("a.weight", "a.bias"))),
+    "behind no_grad": (lambda s, x: detach_forward(s, x) + s.c(x), Findings(hidden=("a.weight", "a.bias"))),
     "behind detach": (lambda s, x: s.b(s.a(x)) + s.c(x).detach(), Findings(hidden=("c.weight", "c.bias"))),
     "almost nothing, detached": (lambda s, x: s.b(s.a(x)) + 1e-6 * s.c(x).detach(), Findings(hidden=("c.weight", "c.bias"))),
-    "both": (lambda s, x: detached(s, x), Findings(unreached=("c.weight", "c.bias"), hidden=("a.weight", "a.bias"))),
+    "both": (lambda s, x: detach_forward(s, x), Findings(unreached=("c.weight", "c.bias"), hidden=("a.weight", "a.bias"))),
     "an expert for later rows": (expert, Findings()),
 }
 

@@ -19,7 +19,7 @@ def weights(net: nn.Module) -> dict[str, Tensor]:
     return {n: t.detach() for n, t in [*net.named_parameters(), *net.named_buffers()]}
 
 
-def hooked(net: nn.Module, x: Any, names: list[str]) -> dict[str, Tensor]:
+def read_by_hooks(net: nn.Module, x: Any, names: list[str]) -> dict[str, Tensor]:
     """The first input of these Linear layers, by the name of their weight, as hooks see it."""
     found: dict[str, Tensor] = {}
     hooks = [
@@ -58,7 +58,7 @@ MODELS: dict[str, tuple[nn.Module, Tensor, list[str]]] = {
 def test_features_are_what_forward_hooks_see(kind: str) -> None:
     net, x, names = MODELS[kind]
     names = names or [[n for n, m in net.named_modules() if isinstance(m, nn.Linear)][-1]]  # of a ResNet, only the head
-    found, expected = features(net, weights(net), x), hooked(net, x, names)
+    found, expected = features(net, weights(net), x), read_by_hooks(net, x, names)
     assert list(found) == list(expected)
     for name, expected_rows in expected.items():
         torch.testing.assert_close(found[name], expected_rows, rtol=1e-5, atol=1e-6)

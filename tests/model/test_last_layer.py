@@ -70,10 +70,10 @@ class Counted(nn.Module):
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("batch", [2, 128])
 def test_outputs_are_those_of_a_model_that_runs_as_a_whole(members: int, batch: int) -> None:
-    at = choose(stack_models([lenet(seed=seed) for seed in range(members)]), X, "last-layer")
-    q = WeightDistribution(at.mean, fixed=at.fixed, initial_scale=0.1)
-    whole = BatchedModel(at.module, chunk_size=1, batch_size=batch, output_numbers=10)
-    last_layer = find_last_layer(at.module, at.mean, at.weights(0), X)
+    stacked = choose(stack_models([lenet(seed=seed) for seed in range(members)]), X, "last-layer")
+    q = WeightDistribution(stacked.mean, fixed=stacked.fixed, initial_scale=0.1)
+    whole = BatchedModel(stacked.module, chunk_size=1, batch_size=batch, output_numbers=10)
+    last_layer = find_last_layer(stacked.module, stacked.mean, stacked.weights(0), X)
     assert last_layer == LastLayer(("11",))
     found = [h.outputs(lambda span: q.draw(span), 9, X, members=members) for h in (whole, replace(whole, last_layer=last_layer))]
     assert found[0].shape == (9 * members, 7, 10)
@@ -99,12 +99,12 @@ class Heads(nn.Module):
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("join", ["mean", "sum", "cat"])
 def test_several_heads_share_one_pass(join: str, members: int) -> None:
-    at = choose(stack_models([Heads(join, seed) for seed in range(members)]), inputs(5), "last-layer")
-    assert list(at.mean) == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
-    q = WeightDistribution(at.mean, fixed=at.fixed, initial_scale=0.1)
-    last_layer = find_last_layer(at.module, at.mean, at.weights(0), inputs(5))
+    stacked = choose(stack_models([Heads(join, seed) for seed in range(members)]), inputs(5), "last-layer")
+    assert list(stacked.mean) == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
+    q = WeightDistribution(stacked.mean, fixed=stacked.fixed, initial_scale=0.1)
+    last_layer = find_last_layer(stacked.module, stacked.mean, stacked.weights(0), inputs(5))
     assert last_layer == LastLayer(("head", "head_dist"), join)
-    whole = BatchedModel(at.module, chunk_size=1, output_numbers=4)
+    whole = BatchedModel(stacked.module, chunk_size=1, output_numbers=4)
     expected = whole.outputs(lambda span: q.draw(span), 9, inputs(5), members=members)
     before = Counted.rows
     found = replace(whole, last_layer=last_layer).outputs(lambda span: q.draw(span), 9, inputs(5), members=members)
@@ -113,9 +113,9 @@ def test_several_heads_share_one_pass(join: str, members: int) -> None:
 
 
 def test_heads_that_are_joined_otherwise_run_as_a_whole() -> None:
-    at = choose(stack_models(Heads("gate")), inputs(5), "last-layer")
-    assert len(at.mean) == 4
-    assert find_last_layer(at.module, at.mean, at.weights(0), inputs(5)) is None
+    stacked = choose(stack_models(Heads("gate")), inputs(5), "last-layer")
+    assert len(stacked.mean) == 4
+    assert find_last_layer(stacked.module, stacked.mean, stacked.weights(0), inputs(5)) is None
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_rows_that_were_met_do_not_run_again() -> None:
 
 def test_inputs_of_another_form_are_refused() -> None:
     net = lenet()
-    at = choose(stack_models(net), X, "last-layer")
-    q = WeightDistribution(at.mean, initial_scale=0.1)
-    model = BatchedModel(net, chunk_size=1, output_numbers=10, last_layer=find_last_layer(net, at.mean, {}, X))
+    stacked = choose(stack_models(net), X, "last-layer")
+    q = WeightDistribution(stacked.mean, initial_scale=0.1)
+    model = BatchedModel(net, chunk_size=1, output_numbers=10, last_layer=find_last_layer(net, stacked.mean, {}, X))
     with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(2, 3, 28, 28\)"):
         model.outputs(lambda span: q.draw(span), 2, torch.zeros(2, 3, 28, 28))
 

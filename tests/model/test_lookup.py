@@ -23,23 +23,23 @@ MODELS = {
 @pytest.mark.parametrize("rotated", [True, False])
 def test_amplitude_is_the_root_of_the_frequency_with_half_a_count_more(name: str, rotated: bool):
     batches = [torch.tensor([[0, 1], [1, 1]]), torch.tensor([[4, 0], [1, 1]])]
-    at = stack_models(MODELS[name])
-    seen = observe(at, lambda rows: batches, rotated=rotated)
+    stacked = stack_models(MODELS[name])
+    seen = observe(stacked, lambda rows: batches, rotated=rotated)
     basis = seen.bases["table.weight"]
     shares = torch.tensor([2.5, 5.5, 0.5, 0.5, 1.5, 0.5], dtype=torch.float64) / 11
     torch.testing.assert_close(basis.input_rms, shares.sqrt().view(1, 1, 6))
     assert basis.matrix is None
     assert "table.weight" not in seen.rotation().matrices
     assert not rotated or seen.why["table.weight"] == "looked up by index: its inputs already lie along its axes"
-    one_hot = torch.eye(6, dtype=torch.float64) @ at.mean["table.weight"][0].double()
+    one_hot = torch.eye(6, dtype=torch.float64) @ stacked.mean["table.weight"][0].double()
     torch.testing.assert_close(basis.output_rms[0], (shares[:, None] * one_hot.square()).sum(0).sqrt())
 
 
 def test_rows_that_were_never_seen_get_the_widest_noise_and_the_mean_square_over_the_data_is_that_of_the_table():
     x = torch.tensor([[0, 1], [1, 1], [4, 0], [1, 1]])
-    at = stack_models(MODELS["embedding"])
-    bases = observe(at, lambda rows: [x], rotated=True).bases
-    scale = unit_scale(at.mean, bases, eps=1e-4)("table.weight")[0].double()
+    stacked = stack_models(MODELS["embedding"])
+    bases = observe(stacked, lambda rows: [x], rotated=True).bases
+    scale = unit_scale(stacked.mean, bases, eps=1e-4)("table.weight")[0].double()
     assert bool((scale[[2, 3, 5]] > 1.5 * scale[[0, 1, 4]].amax(0)).all())
     basis = bases["table.weight"]
     over_the_data = (basis.input_rms[0, 0, :, None] * scale).square().sum(0)

@@ -140,11 +140,11 @@ def test_a_model_without_a_product_has_no_last_layer():
 @pytest.mark.parametrize("members", [1, 2])
 def test_words_patterns_and_predicates_choose(params: Any, names: list[str], members: int):
     nets = [ZOO["mlp"].build(m) for m in range(members)]
-    at = choose(stack_models(nets), ZOO["mlp"].inputs(), params)
-    assert list(at.mean) == names
+    stacked = choose(stack_models(nets), ZOO["mlp"].inputs(), params)
+    assert list(stacked.mean) == names
     for m, net in enumerate(nets):  # what is not random is still there
         own = dict(net.named_parameters())
-        assert all(torch.equal(at.weights(m).get(n, at.module.get_parameter(n)), p) for n, p in own.items())
+        assert all(torch.equal(stacked.weights(m).get(n, stacked.module.get_parameter(n)), p) for n, p in own.items())
 
 
 def test_words_win_over_parameters_of_the_same_name():
@@ -171,8 +171,8 @@ def test_the_last_layer_takes_a_forward_pass():
 
 def test_what_no_input_reaches_stays_fixed():
     net = two_heads()
-    at = choose(stack_models(net), X, unreached=["c.weight", "c.bias"])
-    assert list(at.mean) == ["a.weight", "a.bias", "b.weight", "b.bias"]
+    stacked = choose(stack_models(net), X, unreached=["c.weight", "c.bias"])
+    assert list(stacked.mean) == ["a.weight", "a.bias", "b.weight", "b.bias"]
     message = (
         r"Expected `params` to pick a parameter that some input reaches, but 'c.\*' picks `c.weight`, `c.bias` alone. Check `out"
     )

@@ -30,14 +30,14 @@ class Reversed(nn.Sequential):
         return input
 
 
-def hooked(register: str) -> nn.Module:
+def net_with_hook(register: str) -> nn.Module:
     net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     hook: Callable[..., Tensor] = (lambda m, a, o: o + 1) if register == "register_forward_hook" else (lambda m, a: a[0] + 1)
     getattr(net[0], register)(hook)
     return net
 
 
-def parametrized() -> nn.Module:
+def net_with_parametrization() -> nn.Module:
     return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), nn.ReLU(), nn.Linear(3, 2))
 
 
@@ -54,8 +54,8 @@ def check(net: nn.Module, x: Tensor, draws: int = 3) -> None:
 
 @pytest.mark.parametrize(
     "net",
-    [Doubled(3, 2), Reversed(nn.Linear(3, 2), nn.Linear(3, 3)), hooked("register_forward_hook"),
-     hooked("register_forward_pre_hook"), parametrized(), ZOO["tied"].build(), ZOO["repeated"].build()],
+    [Doubled(3, 2), Reversed(nn.Linear(3, 2), nn.Linear(3, 3)), net_with_hook("register_forward_hook"),
+     net_with_hook("register_forward_pre_hook"), net_with_parametrization(), ZOO["tied"].build(), ZOO["repeated"].build()],
     ids=["subclass", "sequential with a forward of its own", "hook", "pre-hook", "parametrized", "tied", "repeated"],
 )  # fmt: skip
 def test_models_that_do_more_than_they_seem_are_not_planned_and_run_right(net: nn.Module):

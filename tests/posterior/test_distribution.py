@@ -333,11 +333,11 @@ def test_noise_is_made_once_where_it_is_small_and_asked_for_again(
     """Two members of six weights, three draws: 36 numbers."""
     q, asked = WeightDistribution({"w": torch.zeros(2, 3, 2)}).requires_grad_(False), list[str]()
 
-    def counted(like: dict[str, Tensor], *args: Any, **options: Any) -> dict[str, Tensor]:
+    def count_draws(like: dict[str, Tensor], *args: Any, **options: Any) -> dict[str, Tensor]:
         asked.extend(like)
         return draw_noise(like, *args, **options)
 
-    monkeypatch.setattr(distribution, "draw_noise", counted)
+    monkeypatch.setattr(distribution, "draw_noise", count_draws)
     if limit is not None:
         monkeypatch.setattr(distribution, "CACHE_NUMBERS", limit)
     first, second = (q.draw(range(3), stream=stream)["w"] for _ in range(2))

@@ -27,7 +27,7 @@ def walk(mean: dict[str, Tensor], steps: int, lr: float, every: int) -> dict[str
     return draw_noise(mean, range(steps // every), seed=7, stream="init", noise=Normal())
 
 
-def made(name: str, *, members: int = 2, noise: str = "normal", uneven: bool = True) -> WeightDistribution:
+def make_distribution(name: str, *, members: int = 2, noise: str = "normal", uneven: bool = True) -> WeightDistribution:
     """A distribution in double precision around nets of one convolution and more, with uneven φ and state."""
     nets = [ZOO["conv1d"].build(m).double() for m in range(members)]
     plain = svd(nets, [ZOO["conv1d"].inputs().double()])
@@ -49,7 +49,7 @@ def made(name: str, *, members: int = 2, noise: str = "normal", uneven: bool = T
 
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_low_rank_draws_are_the_equation_written_out(clip: float | None):
-    q = made("low-rank")
+    q = make_distribution("low-rank")
     drawn, noise = q.draw([4, 0], seed=5, stream="valid", clip=clip), partial(draw_noise, seed=5, stream="valid", noise=Normal())
     for position, (member, draw) in enumerate([(0, 4), (0, 0), (1, 4), (1, 0)]):
         for name, mean in q.mean.items():
@@ -66,7 +66,7 @@ def test_low_rank_draws_are_the_equation_written_out(clip: float | None):
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("name", ["subspace", "flow"])
 def test_draws_along_directions_are_the_equation_written_out(name: str, clip: float | None):
-    q = made(name)
+    q = make_distribution(name)
     drawn, z = q.draw([4, 0], seed=5, clip=clip), draw_noise(q.raw_scale, [4, 0], seed=5, stream="infer", noise=Normal())
     y = q.scale()[COORDINATES][:, None] * (transform(q, z[COORDINATES]) if name == "flow" else z[COORDINATES])
     y = y if clip is None else y.clamp(-clip, clip)
@@ -93,7 +93,7 @@ def transform(q: WeightDistribution, z: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", LAWS)
 def test_a_draw_is_the_same_to_the_bit_whatever_others_are_asked(name: str):
-    q = made(name).requires_grad_(False)
+    q = make_distribution(name).requires_grad_(False)
     many, one = q.draw(range(6), seed=2), q.draw([3], seed=2)
     for n in q.mean:
         assert torch.equal(many[n].unflatten(0, (2, 6))[:, 3], one[n])
@@ -104,7 +104,7 @@ def test_a_draw_is_the_same_to_the_bit_whatever_others_are_asked(name: str):
 
 @pytest.mark.parametrize("name", LAWS)
 def test_gradients_do_not_change_draws_and_reach_every_number(name: str):
-    q = made(name, uneven=False)
+    q = make_distribution(name, uneven=False)
     with torch.no_grad():
         plain = q.draw(range(3))
     drawn = q.draw(range(3))
@@ -119,7 +119,7 @@ def test_gradients_do_not_change_draws_and_reach_every_number(name: str):
 
 @pytest.mark.parametrize("name", LAWS)
 def test_clips_bound_coordinates_and_zero_gives_the_model_to_the_bit(name: str):
-    q = made(name).requires_grad_(False)
+    q = make_distribution(name).requires_grad_(False)
     q.scale_by(20.0)
     free, endless, none, clipped = (q.draw(range(4), clip=c) for c in (None, math.inf, 0.0, 0.3))
     for n, mean in q.mean.items():
@@ -135,7 +135,7 @@ def test_clips_bound_coordinates_and_zero_gives_the_model_to_the_bit(name: str):
 
 @pytest.mark.parametrize("name", LAWS)
 def test_a_factor_widens_draws_in_proportion(name: str):
-    q, factor = made(name).requires_grad_(False), torch.tensor([0.5, 3.0], dtype=torch.float64)
+    q, factor = make_distribution(name).requires_grad_(False), torch.tensor([0.5, 3.0], dtype=torch.float64)
     expected = q.rescale_draws(q.draw(range(4)), range(1, 3), factor, [0, 1])
     before, tried = q.mean_log_square(), q.draw([1, 2], factor=factor)
     q.scale_by(factor)
@@ -149,7 +149,7 @@ def test_a_factor_widens_draws_in_proportion(name: str):
 
 
 def test_low_rank_entropy_is_that_of_the_dense_gaussian():
-    q = made("low-rank")
+    q = make_distribution("low-rank")
     for member, entropy in enumerate(q.entropy()):
         expected = torch.zeros((), dtype=torch.float64)
         for name, phi in q.scale().items():
@@ -160,7 +160,7 @@ def test_low_rank_entropy_is_that_of_the_dense_gaussian():
 
 
 def test_low_rank_draws_have_the_covariance_of_the_entropy():
-    q = made("low-rank", members=1).requires_grad_(False)
+    q = make_distribution("low-rank", members=1).requires_grad_(False)
     name, draws = "0.bias", 20_000
     delta = q.draw(range(draws))[name] - q.mean[name]
     d, u = q.scale()[name].flatten(), q.scale()[name].flatten() * q.state[name][0].flatten(1)
@@ -170,7 +170,7 @@ def test_low_rank_draws_have_the_covariance_of_the_entropy():
 
 @pytest.mark.parametrize("noise", ["normal", "uniform"])
 def test_subspace_entropy_is_that_of_independent_coordinates(noise: str):
-    q = made("subspace", noise=noise)
+    q = make_distribution("subspace", noise=noise)
     phi, root = q.scale()[COORDINATES], math.sqrt(3.0)
     law = torch.distributions.Normal(0.0, phi) if noise == "normal" else torch.distributions.Uniform(-root * phi, root * phi)
     torch.testing.assert_close(q.entropy(), law.entropy().sum(1))
@@ -178,7 +178,7 @@ def test_subspace_entropy_is_that_of_independent_coordinates(noise: str):
 
 
 def test_flow_entropy_follows_from_the_jacobian_of_autograd():
-    q = made("flow", noise="uniform")
+    q = make_distribution("flow", noise="uniform")
     law, z = q.parameterization, draw_noise(q.raw_scale, range(7), seed=1, stream="valid", noise=Uniform())[COORDINATES]
     assert isinstance(law, Flow)
     for member in range(2):
@@ -198,7 +198,7 @@ def test_flow_entropy_follows_from_the_jacobian_of_autograd():
 
 @pytest.mark.parametrize("name", ["subspace", "flow"])
 def test_directions_are_orthonormal_over_all_parameters_of_a_member(name: str):
-    rows = torch.cat([s.flatten(2) for s in made(name).directions.values()], 2)
+    rows = torch.cat([s.flatten(2) for s in make_distribution(name).directions.values()], 2)
     torch.testing.assert_close(rows @ rows.mT, torch.eye(5, dtype=rows.dtype).expand(2, 5, 5))
     assert not torch.allclose(rows[0], rows[1])
 
@@ -231,11 +231,11 @@ def test_expanded_coordinates_of_one_draw_do_not_depend_on_others():
 
 
 def test_another_law_can_be_copied_and_restarted():
-    q = made("flow").requires_grad_(False)
+    q = make_distribution("flow").requires_grad_(False)
     other = copy.deepcopy(q)
     assert all(torch.equal(w, other.draw([1])[n]) for n, w in q.draw([1]).items())
     q.restart(0.1)
-    assert all(torch.equal(t, made("flow", uneven=False).trained()[n]) for n, t in q.trained().items())
+    assert all(torch.equal(t, make_distribution("flow", uneven=False).trained()[n]) for n, t in q.trained().items())
 
 
 def test_options_are_refused():
@@ -249,7 +249,7 @@ def test_options_are_refused():
         ConfigError, match=r"Expected `parameterization` to be .*'low-rank'.* or an object such as `LowRank\(rank=8\)`"
     ):
         as_law("lowrank")
-    flow = made("flow")
+    flow = make_distribution("flow")
     flow.noise = Rademacher()
     with pytest.raises(ConfigError, match="Rademacher noise has no density, so its weight entropy is not defined"):
         flow.entropy()

@@ -23,13 +23,13 @@ SIZES = {
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("limit", SIZES)
 def test_groups_are_as_large_as_memory_allows_the_widest_first(limit: int, members: int, monkeypatch: pytest.MonkeyPatch):
-    at = stack_models([NET] * members)
-    weights = [at.weights(m) for m in range(members)]
+    stacked = stack_models([NET] * members)
+    weights = [stacked.weights(m) for m in range(members)]
     wide, conv, narrow = (members * SIZES[limit][name] for name in ("2.weight", "0.weight", "3.weight"))
 
     def groups(room: int) -> list[list[str]]:
         monkeypatch.setattr(basis, "MOMENT_NUMBERS", room)
-        return basis.plan_pass(at, weights, torch.ones(5, 4, 4, 4), first_tensor, limit)[0]
+        return basis.plan_pass(stacked, weights, torch.ones(5, 4, 4, 4), first_tensor, limit)[0]
 
     assert groups(wide + conv + narrow) == [["2.weight", "0.weight", "3.weight"]]
     assert groups(wide + conv + narrow - 1) == [["2.weight", "0.weight"], ["3.weight"]]
@@ -41,10 +41,10 @@ def test_groups_are_as_large_as_memory_allows_the_widest_first(limit: int, membe
 
 
 def test_rows_are_few_where_activations_are_wide(monkeypatch: pytest.MonkeyPatch):
-    at = stack_models(NET)
+    stacked = stack_models(NET)
 
     def rows() -> int:
-        return basis.plan_pass(at, [at.weights(0)], torch.ones(50, 4, 4, 4), first_tensor, 4096)[1]
+        return basis.plan_pass(stacked, [stacked.weights(0)], torch.ones(50, 4, 4, 4), first_tensor, 4096)[1]
 
     monkeypatch.setattr(basis, "ACTIVATIONS", 36 * 7)
     assert rows() == 7  # 36 numbers of a row in the widest result
@@ -54,11 +54,11 @@ def test_rows_are_few_where_activations_are_wide(monkeypatch: pytest.MonkeyPatch
 
 def test_the_stack_of_one_model_is_a_copy():
     net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
-    at = stack_models(net)
+    stacked = stack_models(net)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     with torch.no_grad():
         for p in net.parameters():
             p.add_(1.0)
     for name, p in before.items():
-        assert torch.equal(at.module.get_parameter(name), p)
-        assert torch.equal(at.mean[name][0], p)
+        assert torch.equal(stacked.module.get_parameter(name), p)
+        assert torch.equal(stacked.mean[name][0], p)

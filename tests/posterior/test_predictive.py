@@ -12,12 +12,11 @@ from torch import nn
 
 import offmap
 from offmap.errors import ConfigError, ModelError
-from offmap.integrations.nets import mlp
 from offmap.maxwent.config import Runtime, override
 from offmap.model.forward import BatchedModel
 from offmap.model.params import stack_models
 from offmap.posterior.distribution import scaling
-from offmap.posterior.predictive import CachedPredictive, Member, OutputsOnly, Sampled, Stochastic, as_predictive
+from offmap.posterior.predictive import CachedPredictive, OutputsOnly, Sampled, Stochastic, as_predictive
 from trained import classifier, inputs, regressor
 
 X = inputs(9, 5)
@@ -28,12 +27,12 @@ def stochastic(members: int = 1, chunk_size: int = 16) -> Stochastic:
     return Stochastic(BatchedModel(stack_models([regressor(s) for s in range(members)]).module, chunk_size=chunk_size), q)
 
 
-def sampled(members: int = 2) -> Sampled:
-    at = stack_models([regressor(s) for s in range(members)])
-    return Sampled(BatchedModel(at.module), at.mean | at.fixed)
+def sample_outputs(members: int = 2) -> Sampled:
+    stacked = stack_models([regressor(s) for s in range(members)])
+    return Sampled(BatchedModel(stacked.module), stacked.mean | stacked.fixed)
 
 
-@pytest.mark.parametrize("made", [stochastic(), stochastic(3), sampled(1), sampled(3)])
+@pytest.mark.parametrize("made", [stochastic(), stochastic(3), sample_outputs(1), sample_outputs(3)])
 def test_both_are_predictives_and_member_major(made: Any) -> None:
     assert isinstance(made, offmap.Predictive)
     outputs = made.outputs(X, 4, clip=0.0, seed=0)
@@ -76,26 +75,26 @@ def test_outputs_need_no_gradient() -> None:
 
 
 def test_members_come_back_as_plain_modules() -> None:
-    nets = sampled(3).nets()
+    nets = sample_outputs(3).nets()
     assert all(isinstance(net, nn.Sequential) for net in nets)
     for member, net in enumerate(nets):
         assert torch.equal(net(X), regressor(member)(X))
 
 
 def test_runtime_measures_the_model() -> None:
-    at = stack_models(classifier())
-    model = Runtime().model(at.module, at.mean, X)
+    stacked = stack_models(classifier())
+    model = Runtime().model(stacked.module, stacked.mean, X)
     assert (model.output_numbers, model.output_axes) == (3, 1)
     assert model.chunk_size > 1
-    assert Runtime(chunk_size=7).model(at.module, at.mean, X).chunk_size == 7
+    assert Runtime(chunk_size=7).model(stacked.module, stacked.mean, X).chunk_size == 7
 
 
 def test_runtime_refuses_what_it_cannot_run() -> None:
-    at = stack_models(classifier())
+    stacked = stack_models(classifier())
     with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(2, 4\)"):
-        Runtime().model(at.module, at.mean, inputs(9, features=4))
+        Runtime().model(stacked.module, stacked.mean, inputs(9, features=4))
     with pytest.raises(ModelError, match=r"one output row per input row, but Sequential made \(1, 3\) of 2 rows"):
-        Runtime(output_fn=lambda out: out[:1]).model(at.module, at.mean, X)
+        Runtime(output_fn=lambda out: out[:1]).model(stacked.module, stacked.mean, X)
 
 
 def test_override_changes_fields_and_names_the_nearest() -> None:
@@ -106,32 +105,6 @@ def test_override_changes_fields_and_names_the_nearest() -> None:
         override(offmap.Config(), {"step": 3})
     with pytest.raises(ConfigError, match=r"did you mean 'draws'\?\), but got 'drwas'"):
         override(offmap.Config(), {"drwas": 3}, also=["draws"])
-
-
-@pytest.mark.parametrize("whole", [stochastic(3), sampled(3)])
-def test_a_member_alone_gives_its_own_share_of_the_outputs(whole: Any) -> None:
-    outputs = whole.outputs(X, 4, clip=None, seed=0)
-    alone = [Member(whole, m) for m in range(3)]
-    assert all(isinstance(member, offmap.Predictive) and member.members == 1 for member in alone)
-    assert torch.equal(torch.cat([member.outputs(X, 4, clip=None, seed=0) for member in alone]), outputs)
-    assert alone[0].model is whole.model
-
-
-def test_the_first_member_of_a_fit_is_a_fit_on_that_net_alone() -> None:
-    nets, x = [mlp(3, 2, hidden=[20], seed=s) for s in range(2)], inputs(60, 5)  # with variances of their own: no shared noise
-    data = (x, x[:, 0])
-    options: dict[str, Any] = {"solver": "refine", "steps": 20, "check_every": 10, "risk_draws": 10, "progress": False}
-    both = offmap.fit(nets, data, data, **options)
-    alone = offmap.fit(nets[0], data, data, **options)
-    seen = offmap.guard(Member(both.predictive, 0), data, train=data, likelihood=both.likelihood)
-    assert seen.clip == alone.clip
-    torch.testing.assert_close(seen.score(x), alone.score(x), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(seen.predict(x).mean, alone.predict(x).mean, rtol=1e-4, atol=1e-4)
-
-
-def test_a_member_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Expected `index` from 0 to 1, one of the members, but got 2"):
-        Member(sampled(2), 2)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -148,12 +121,12 @@ def test_a_cached_predictive_sees_inputs_that_were_changed_in_place(wrapped: boo
 
 def test_every_kind_declares_model_history_and_mean_weights() -> None:
     source = stochastic(2)
-    for kind in (source, sampled(2), Member(source, 1), CachedPredictive(source)):
+    for kind in (source, sample_outputs(2), CachedPredictive(source)):
         assert isinstance(kind, offmap.Predictive)
         assert kind.model is not None
         weights = kind.mean_weights()
         assert weights is not None
-        torch.testing.assert_close(weights["0.weight"], regressor(1 if isinstance(kind, Member) else 0)[0].weight.detach())
+        torch.testing.assert_close(weights["0.weight"], regressor(0)[0].weight.detach())
 
 
 class Constant:

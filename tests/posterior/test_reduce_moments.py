@@ -74,16 +74,16 @@ def test_ranks_see_together_what_one_sees_alone(make: Callable[[], nn.Module], s
 ROWS, COLUMNS = MatrixView((2, 2), (0,), (1,)), MatrixView((2, 2), (1,), (0,))
 
 
-def summed(*own: Moment | None) -> Moment:
+def reduce_sum(*own: Moment | None) -> Moment:
     """The moment of a parameter that all ranks end with."""
 
-    def pooled(group: Thread) -> Moment:
+    def reduce_pool(group: Thread) -> Moment:
         mine = own[group.rank]
         found = {} if mine is None else {"w": mine}
         reduce_moments([found], group, CPU)
         return found["w"]
 
-    first, *others = in_ranks(len(own), pooled)
+    first, *others = in_ranks(len(own), reduce_pool)
     for other in others:
         assert (other.view, other.bias, other.why, other.final) == (first.view, first.bias, first.why, first.final)
     return first
@@ -94,14 +94,14 @@ def total(value: float, rows: int) -> Total:
 
 
 def test_a_rank_without_inputs_adds_nothing():
-    merged = summed(None, Moment(7, ROWS, "b", {(0, 2, 1): total(3.0, 4)}))
+    merged = reduce_sum(None, Moment(7, ROWS, "b", {(0, 2, 1): total(3.0, 4)}))
     assert (merged.limit, merged.view, merged.bias, merged.why, merged.final) == (7, ROWS, "b", "", False)
     assert merged.totals[0, 2, 1].rows == 4
     assert merged.totals[0, 2, 1].products.tolist() == [[[[3.0, 3.0], [3.0, 3.0]]]]
 
 
 def test_parts_that_only_some_ranks_use_are_kept_and_rows_are_added():
-    merged = summed(
+    merged = reduce_sum(
         Moment(view=ROWS, totals={(0, 1, 1): total(1.0, 2), (0, 2, 1): total(2.0, 3)}),
         Moment(view=ROWS, totals={(0, 2, 1): total(5.0, 4)}),
     )
@@ -111,22 +111,24 @@ def test_parts_that_only_some_ranks_use_are_kept_and_rows_are_added():
 
 
 def test_what_two_ranks_use_along_other_axes_cannot_be_rotated():
-    merged = summed(Moment(view=ROWS, totals={(0, 2, 1): total(1.0, 1)}), Moment(view=COLUMNS, totals={(0, 2, 1): total(1.0, 1)}))
+    merged = reduce_sum(
+        Moment(view=ROWS, totals={(0, 2, 1): total(1.0, 1)}), Moment(view=COLUMNS, totals={(0, 2, 1): total(1.0, 1)})
+    )
     assert (merged.view, merged.why, merged.final, merged.totals) == (None, TWICE, True, {})
 
 
 def test_what_is_final_on_one_rank_is_final_with_its_reason():
-    merged = summed(Moment(view=ROWS, totals={(0, 2, 1): total(1.0, 1)}), Moment(why="in parts", final=True))
+    merged = reduce_sum(Moment(view=ROWS, totals={(0, 2, 1): total(1.0, 1)}), Moment(why="in parts", final=True))
     assert (merged.view, merged.why, merged.final, merged.totals) == (None, "in parts", True, {})
 
 
 def test_without_inputs_the_first_reason_that_was_given_stays():
-    merged = summed(Moment(), Moment(why="looked up"), Moment(why="other"))
+    merged = reduce_sum(Moment(), Moment(why="looked up"), Moment(why="other"))
     assert (merged.view, merged.why, merged.final, merged.counts) == (None, "looked up", False, None)
 
 
 def test_counts_of_other_lengths_are_added_row_by_row():
-    merged = summed(Moment(counts=torch.tensor([1, 0, 2])), Moment(), Moment(counts=torch.tensor([4, 1, 1, 5, 6])), None)
+    merged = reduce_sum(Moment(counts=torch.tensor([1, 0, 2])), Moment(), Moment(counts=torch.tensor([4, 1, 1, 5, 6])), None)
     assert merged.counts is not None
     assert merged.counts.tolist() == [5, 1, 3, 5, 6]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import offmap
-from browsing import browser, opened, overlapping, skipped_levels
+from browsing import browser, open_page, overlapping, skipped_levels
 from offmap.report.curves import CLIPS
 from trained import model
 
@@ -78,7 +78,7 @@ def chromium():
         yield running
 
 
-def flagged(tab: Any) -> dict[str, tuple[int, int]]:
+def count_flagged(tab: Any) -> dict[str, tuple[int, int]]:
     """Rows flagged and rows in all, by set, as the table says."""
     rows = tab.evaluate("[...document.querySelectorAll('#flagged tbody tr')].map(r => [...r.children].map(c => c.textContent))")
     counts = {name: tuple(map(int, words.split(" of "))) for name, _, words in rows}
@@ -94,16 +94,16 @@ def check_counts(tab: Any, scores: dict[str, Tensor]) -> None:
     """The table's counts are those of the scores above the slider's threshold, which the page has in six digits."""
     threshold = study(tab)["thresholds"][int(tab.get_by_role("slider", name="Threshold").input_value())]
     margin = 1e-5 * abs(threshold)
-    for name, (over, rows) in flagged(tab).items():
+    for name, (over, rows) in count_flagged(tab).items():
         assert rows == len(scores[name])
         assert int((scores[name] > threshold + margin).sum()) <= over <= int((scores[name] > threshold - margin).sum())
 
 
 def test_the_threshold_starts_at_the_guards_own(chromium, pages, regression):
     guard = regression.detectors["guard"]
-    with opened(chromium, pages["regression"]) as tab:
+    with open_page(chromium, pages["regression"]) as tab:
         expected = {n: (int((s > guard.threshold).sum()), len(s)) for n, s in regression.scores["guard"].items()}
-        assert flagged(tab) == expected
+        assert count_flagged(tab) == expected
         words = tab.inner_text("#rates")
         assert words.startswith(f"Threshold {float(f'{guard.threshold:.4g}'):g} (the guard's): false alarms on ")
         over, rows = expected["left"]
@@ -112,28 +112,28 @@ def test_the_threshold_starts_at_the_guards_own(chromium, pages, regression):
 
 def test_the_threshold_moves_by_keyboard(chromium, pages, regression):
     scores = regression.scores["guard"]
-    with opened(chromium, pages["regression"]) as tab:
+    with open_page(chromium, pages["regression"]) as tab:
         slider = tab.get_by_role("slider", name="Threshold")
         slider.focus()
-        seen = [flagged(tab)]
+        seen = [count_flagged(tab)]
         for key in ("ArrowRight", "PageUp", "PageUp", "ArrowLeft", "PageDown", "ArrowLeft", "Home", "End"):
             before = tab.inner_text("#rates")
             slider.press(key)
             check_counts(tab, scores)
             assert tab.inner_text("#rates") != before
             assert slider.get_attribute("aria-valuetext") in tab.inner_text("#rates")
-            seen.append(flagged(tab))
+            seen.append(count_flagged(tab))
         assert len({str(counts) for counts in seen}) > 2
         assert all(over <= 0.01 * n + 1 for over, n in seen[-1].values())  # beyond the last tick there is next to nothing
         tab.get_by_role("button", name="Reset").click()
-        assert flagged(tab) == seen[0]
+        assert count_flagged(tab) == seen[0]
 
 
 def test_the_threshold_moves_by_mouse(chromium, pages, regression):
-    with opened(chromium, pages["regression"]) as tab:
+    with open_page(chromium, pages["regression"]) as tab:
         slider = tab.get_by_role("slider", name="Threshold")
         slider.scroll_into_view_if_needed()
-        box, first = slider.bounding_box(), flagged(tab)
+        box, first = slider.bounding_box(), count_flagged(tab)
         start = box["x"] + 10 + (box["width"] - 20) * int(slider.input_value()) / 400
         tab.mouse.move(start, box["y"] + box["height"] / 2)
         tab.mouse.down()
@@ -141,7 +141,7 @@ def test_the_threshold_moves_by_mouse(chromium, pages, regression):
         tab.mouse.up()
         assert 300 < int(slider.input_value()) < 340
         check_counts(tab, regression.scores["guard"])
-        assert flagged(tab) != first
+        assert count_flagged(tab) != first
         box = tab.locator("#plot-scores svg").bounding_box()
         tab.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 50)
         tab.mouse.down()
@@ -152,7 +152,7 @@ def test_the_threshold_moves_by_mouse(chromium, pages, regression):
 
 
 def test_the_line_of_the_figure_stands_above_the_thumb(chromium, pages):
-    with opened(chromium, pages["regression"]) as tab:
+    with open_page(chromium, pages["regression"]) as tab:
         slider = tab.get_by_role("slider", name="Threshold")
         box = slider.bounding_box()
         for key in ("Home", "End", "PageDown"):
@@ -166,11 +166,11 @@ def test_curves_follow_the_threshold(chromium, pages, regression):
     guard, (x, y) = regression.detectors["guard"], line(150, 2)
     error = (guard.predict(x).mean - y).square()
     scores = regression.scores["guard"]
-    with opened(chromium, pages["regression"]) as tab:
+    with open_page(chromium, pages["regression"]) as tab:
         slider = tab.get_by_role("slider", name="Threshold")
         slider.press("PageDown")
         check_counts(tab, scores)
-        counts = flagged(tab)
+        counts = count_flagged(tab)
         kept = scores["test"].argsort()[: counts["test"][1] - counts["test"][0]]
         words = re.search(
             r"At this threshold ([\d.]+)\u00a0% of the rows are answered, with RMSE ([\d.e−]+)\.", tab.inner_text("#plot-risk")
@@ -191,7 +191,7 @@ def test_the_clip_slider_shows_the_predictions_at_every_clip(kind, chromium, pag
     evaluation = request.getfixturevalue(kind)
     guard = next(iter(evaluation.detectors.values()))
     clips = sorted({c for c in (*CLIPS, guard.clip) if c is not None}, reverse=True)
-    with opened(chromium, pages[kind]) as tab:
+    with open_page(chromium, pages[kind]) as tab:
         if len(evaluation.scores) > 1:  # the page begins with the best scorer, which may be another
             tab.get_by_role("combobox", name="Scorer").select_option("0")
         slider = tab.get_by_role("slider", name="Clip")
@@ -221,7 +221,7 @@ def test_the_clip_slider_shows_the_predictions_at_every_clip(kind, chromium, pag
 
 
 def test_another_scorer_is_chosen_and_what_it_lacks_is_named(chromium, pages, classification):
-    with opened(chromium, pages["classification"]) as tab:
+    with open_page(chromium, pages["classification"]) as tab:
         for name in ("norm", HOSTILE, "norm"):
             tab.get_by_role("combobox", name="Scorer").select_option(str(list(classification.scores).index(name)))
             check_counts(tab, classification.scores[name])
@@ -229,7 +229,7 @@ def test_another_scorer_is_chosen_and_what_it_lacks_is_named(chromium, pages, cl
         assert "Only guards draw weights that can be clipped." in tab.inner_text("#clipping-the-weights")
         assert not tab.get_by_role("slider", name="Clip").is_visible()
         assert "95\u00a0% of in-distribution rows pass" in tab.inner_text("#rates")
-        over, rows = flagged(tab)["test"]
+        over, rows = count_flagged(tab)["test"]
         assert over <= 0.05 * rows < over + 1
         assert tab.locator("h3:visible").first.inner_text() == "In-distribution data: test"
 
@@ -237,7 +237,7 @@ def test_another_scorer_is_chosen_and_what_it_lacks_is_named(chromium, pages, cl
 def test_what_a_guard_can_see_is_shown_for_the_scorer_that_is_chosen(chromium, pages, classification):
     assessment = classification.detectors[HOSTILE].assess()
     for width in (1180, 390):
-        with opened(chromium, pages["classification"], width=width) as tab:
+        with open_page(chromium, pages["classification"], width=width) as tab:
             menu, section = tab.get_by_role("combobox", name="Scorer"), tab.locator("#what-this-guard-can-see")
             menu.select_option("0")
             blind = assessment.blind()
@@ -256,17 +256,17 @@ def test_what_a_guard_can_see_is_shown_for_the_scorer_that_is_chosen(chromium, p
 
 
 def test_hostile_names_are_words(chromium, pages):
-    with opened(chromium, pages["classification"]) as tab:
+    with open_page(chromium, pages["classification"]) as tab:
         assert tab.evaluate("window.hit") is None
         assert tab.evaluate("document.querySelectorAll('img').length") == 0
         assert HOSTILE in tab.evaluate("[...document.querySelectorAll('#scorer option')].map(o => o.textContent)")
-        assert f"far {HOSTILE}" in flagged(tab)
+        assert f"far {HOSTILE}" in count_flagged(tab)
         assert tab.title() == HOSTILE
         assert HOSTILE in tab.evaluate("[...document.querySelectorAll('#lowest-and-highest-scores th')].map(o => o.textContent)")
 
 
 def test_images_are_shown_with_words(chromium, pages):
-    with opened(chromium, pages["images"]) as tab:
+    with open_page(chromium, pages["images"]) as tab:
         images = tab.evaluate("[...document.querySelectorAll('.images img')].map(i => [i.alt, i.naturalWidth, i.complete])")
         assert len(images) == 20
         assert all(width == 9 and done for _, width, done in images)
@@ -277,7 +277,7 @@ def test_images_are_shown_with_words(chromium, pages):
 @pytest.mark.parametrize("name", ["regression", "classification", "images"])
 def test_pages_fit_every_screen_and_labels_stand_apart(name, chromium, pages):
     for width in (1180, 390, 320):
-        with opened(chromium, pages[name], width=width) as tab:
+        with open_page(chromium, pages[name], width=width) as tab:
             tab.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
             assert overlapping(tab) == []
@@ -285,7 +285,7 @@ def test_pages_fit_every_screen_and_labels_stand_apart(name, chromium, pages):
 
 
 def test_turning_the_phone_draws_anew(chromium, pages):
-    with opened(chromium, pages["regression"], width=390) as tab:
+    with open_page(chromium, pages["regression"], width=390) as tab:
         tab.set_viewport_size({"width": 844, "height": 390})
         tab.wait_for_selector("#plot-scores svg[viewBox^='0 0 8']")
         assert overlapping(tab) == []
@@ -297,7 +297,7 @@ def test_dark_and_light_follow_the_screen_until_chosen_otherwise(chromium, pages
 
     light, dark = "rgb(253, 253, 252)", "rgb(20, 23, 28)"
     for colours, first, second in (("light", light, dark), ("dark", dark, light)):
-        with opened(chromium, pages["regression"], colours=colours) as tab:
+        with open_page(chromium, pages["regression"], colours=colours) as tab:
             button = tab.get_by_role("button", name="Dark colours")
             assert (background(tab), button.get_attribute("aria-pressed")) == (first, str(first == dark).lower())
             button.click()
@@ -308,7 +308,7 @@ def test_dark_and_light_follow_the_screen_until_chosen_otherwise(chromium, pages
 
 @pytest.mark.parametrize("name", ["regression", "classification", "images"])
 def test_everything_has_a_name_and_live_numbers_are_announced(name, chromium, pages):
-    with opened(chromium, pages[name]) as tab:
+    with open_page(chromium, pages[name]) as tab:
         unnamed = """[...document.querySelectorAll('[role=img], input, select, button, img')]
             .filter(e => !(e.getAttribute('aria-label') || e.alt || e.textContent.trim() || (e.labels && e.labels.length)))
             .map(e => e.outerHTML)"""

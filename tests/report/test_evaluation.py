@@ -99,12 +99,12 @@ def test_the_page_is_self_contained_and_whole(evaluation, tmp_path):
 # ---------------------------------------------------------------------------------------------- what a guard can see
 
 
-def seen_section(text: str) -> str:
+def assessment_section(text: str) -> str:
     return re.search(r'<section id="what-this-guard-can-see".*?</section>', text, re.DOTALL)[0]
 
 
 def test_a_page_tells_what_a_guard_can_see(evaluation, guard, tmp_path):
-    section = seen_section(write_page(evaluation, tmp_path / "page.html").read_text(encoding="utf-8"))
+    section = assessment_section(write_page(evaluation, tmp_path / "page.html").read_text(encoding="utf-8"))
     assessment = guard.assess()
     for kind, shifts in assessment.kinds().items():
         row = re.search(rf'<tr><th scope="row">{KINDS[kind]}</th>(.*?)</tr>', section)[1]
@@ -144,7 +144,7 @@ def test_scorers_that_cannot_be_assessed_are_told_apart_or_leave_the_section_out
     paper = quick(regressor(), regression(60, 0), regression(60, 1), score="paper")
     sets = {"far": 5 * inputs(30, 5)}
     both = offmap.evaluate({"ours": guard, "paper": paper, "first": First()}, regression(50, 3), sets)
-    section = seen_section(write_page(both, tmp_path / "page.html").read_text(encoding="utf-8"))
+    section = assessment_section(write_page(both, tmp_path / "page.html").read_text(encoding="utf-8"))
     assert section.count("Only guards whose score compares inputs with training rows") == 2
     text = write_page(offmap.evaluate(paper, regression(50, 3), sets), tmp_path / "page.html").read_text(encoding="utf-8")
     assert "What this guard can see is left out: only guards whose score compares inputs with training rows" in text

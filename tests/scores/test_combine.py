@@ -180,7 +180,7 @@ def test_without_training_data_the_default_is_the_papers_score(guard: offmap.Gua
     assert isinstance(bare.score_module, PaperScore)
     made = offmap.guard(guard.predictive, VALID, train=TRAIN, draws=8)
     torch.testing.assert_close(made.score(X), guard.score(X), rtol=1e-3, atol=1e-3)
-    with pytest.raises(ConfigError, match="Expected `train=` for score='distance': rows of it are what inputs are compared with"):
+    with pytest.raises(ConfigError, match="Expected `train=` for score='distance': it compares inputs with training rows"):
         offmap.guard(guard.predictive, VALID, score="distance")
 
 

@@ -28,7 +28,7 @@ def stripes(n: int, seed: int) -> tuple[Tensor, Tensor]:
     return x.unsqueeze(1), y
 
 
-def striped(seed: int = 0) -> nn.Sequential:
+def train_striped(seed: int = 0) -> nn.Sequential:
     """Random convolutions, a last layer by least squares."""
     torch.manual_seed(seed)
     net = nn.Sequential(
@@ -54,7 +54,7 @@ def quick(nets: nn.Module | list[nn.Module], **options: object) -> offmap.Guard:
 
 @pytest.fixture(scope="module")
 def guard() -> offmap.Guard:
-    return quick(striped())
+    return quick(train_striped())
 
 
 def layer_inputs(net: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def z(own: Tensor, values: Tensor) -> Tensor:
 
 
 def test_terms_of_images_are_those_of_pooled_channels(guard: offmap.Guard) -> None:
-    net, x, terms = striped(), TEST[0], guard.terms(TEST[0])
+    net, x, terms = train_striped(), TEST[0], guard.terms(TEST[0])
     known, met = (layer_inputs(net, rows) for rows in (TRAIN[0], x))
     sizes = {name: (h - h.mean(0)).square().sum(1).mean().sqrt() for name, h in known.items()}
     scaled = [torch.cat([h / sizes[name] for name, h in rows.items()], 1).float() for rows in (known, met)]
@@ -103,7 +103,7 @@ def test_noise_scores_higher_than_stripes(guard: offmap.Guard) -> None:
 def test_the_last_layer_alone_is_random_by_default(guard: offmap.Guard) -> None:
     assert set(guard.predictive.q.mean) == {"8.weight", "8.bias"}
     assert guard.predictive.model.last_layer is not None
-    whole = quick(striped(), params="all", solver="closed-form", risk_draws=4)
+    whole = quick(train_striped(), params="all", solver="closed-form", risk_draws=4)
     assert len(dict(whole.predictive.q.mean.items())) == 8
     assert whole.predictive.model.last_layer is None
     assert auroc(whole.score(TEST[0]), whole.score(NOISE)) > 0.9
@@ -118,7 +118,7 @@ def test_the_guard_says_what_it_looks_at(guard: offmap.Guard) -> None:
 
 def test_a_saved_guard_scores_the_same(guard: offmap.Guard, tmp_path: Path) -> None:
     guard.save(tmp_path / "guard.safetensors")
-    loaded = offmap.load(tmp_path / "guard.safetensors", striped())
+    loaded = offmap.load(tmp_path / "guard.safetensors", train_striped())
     assert torch.equal(loaded.score(TEST[0]), guard.score(TEST[0]))
     assert loaded.predictive.model.last_layer == guard.predictive.model.last_layer
 
@@ -129,7 +129,7 @@ def test_scores_do_not_depend_on_the_batch(guard: offmap.Guard) -> None:
 
 
 def test_members_are_compared_side_by_side() -> None:
-    together = quick([striped(0), striped(1)])
+    together = quick([train_striped(0), train_striped(1)])
     widths = {name: term.widths for name, term in together.score_module.items if term.reads.layers}
     assert widths["layers"] == widths["whitened"] == {"2.weight": 32, "4.weight": 48, "8.weight": 32}
     assert widths["last-layer"] == {"8.weight": 32}
@@ -137,7 +137,7 @@ def test_members_are_compared_side_by_side() -> None:
 
 
 def test_score_distance_leaves_logits_and_draws_out() -> None:
-    guard = quick(striped(), score="distance")
+    guard = quick(train_striped(), score="distance")
     parts = guard.terms(TEST[0])
     assert set(parts) == {"inputs", "layers", "whitened", "last-layer"}
     assert not guard.score_module.reads.draws
@@ -156,12 +156,12 @@ def test_images_of_another_form_are_refused(guard: offmap.Guard) -> None:
     with pytest.raises(DataError, match=r"but the inputs are torch.uint8. Scale them alike, for example with `x.float"):
         guard.score(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
     with pytest.raises(ShapeError, match=r"but the training inputs have \(1, 9, 9\). Resize them"):
-        offmap.fit(striped(), (torch.rand(9, 1, 9, 9), torch.zeros(9).long()), VALID)
+        offmap.fit(train_striped(), (torch.rand(9, 1, 9, 9), torch.zeros(9).long()), VALID)
 
 
 def test_numbers_of_another_range_are_noticed(guard: offmap.Guard, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     guard.save(tmp_path / "guard.safetensors")
-    for made in (guard, offmap.load(tmp_path / "guard.safetensors", striped())):
+    for made in (guard, offmap.load(tmp_path / "guard.safetensors", train_striped())):
         caplog.clear()
         made.score(TEST[0])
         made.score(torch.zeros(2, 1, 8, 8))
@@ -170,12 +170,12 @@ def test_numbers_of_another_range_are_noticed(guard: offmap.Guard, tmp_path: Pat
         assert "The inputs range from" in caplog.text
         assert "were they scaled alike? Else scores mean little." in caplog.text
     caplog.clear()
-    offmap.fit(striped(), (255 * TRAIN[0], TRAIN[1]), VALID, draws=8)
+    offmap.fit(train_striped(), (255 * TRAIN[0], TRAIN[1]), VALID, draws=8)
     assert "The training inputs range from" in caplog.text
 
 
 def test_a_net_that_only_guesses_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    offmap.fit(striped(), TRAIN, (VALID[0], (VALID[1] + 1) % 3), draws=8)
+    offmap.fit(train_striped(), TRAIN, (VALID[0], (VALID[1] + 1) % 3), draws=8)
     assert "% of the validation rows, the most frequent class makes up" in caplog.text
     assert "were they scaled so in training?" in caplog.text
 
@@ -184,7 +184,7 @@ def test_a_net_that_takes_bytes_itself_is_given_them(caplog: pytest.LogCaptureFi
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = striped()
+            self.net = train_striped()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x.float() / 32 - 4)

@@ -21,14 +21,14 @@ from trained import classes, classifier, inputs, quick, regression, regressor
 TRAIN, VALID = regression(120, 0), regression(110, 1)
 
 
-def measured(kind: str, aurocs: list[float]) -> Measured:
+def measure_cuts(kind: str, aurocs: list[float]) -> Measured:
     cut = Cut(kind, kind, torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.bool))
     return Measured(cut, torch.zeros(0, 0), torch.tensor(aurocs, dtype=torch.float64))
 
 
 def test_weights_follow_the_formula() -> None:
     table = {"beyond": [90.0, 74.0, 58.0], "class": [60.0, 100.0, 84.0]}
-    found = choose_weights([measured(kind, row) for kind, row in table.items()], 3)
+    found = choose_weights([measure_cuts(kind, row) for kind, row in table.items()], 3)
     wanted = torch.zeros(3, dtype=torch.float64)
     for (_, row), scale in zip(table.items(), (8, 32), strict=True):  # what the model has learned to tell apart tells less
         values = torch.tensor(row, dtype=torch.float64)
@@ -37,16 +37,16 @@ def test_weights_follow_the_formula() -> None:
 
 
 def test_a_kind_that_nothing_sees_says_little_and_what_cannot_be_told_is_neutral() -> None:
-    seen, unseen = measured("beyond", [95.0, 60.0]), measured("between", [40.0, 51.0])
+    seen, unseen = measure_cuts("beyond", [95.0, 60.0]), measure_cuts("between", [40.0, 51.0])
     alone, both = choose_weights([seen], 2), choose_weights([seen, unseen], 2)
     assert abs(float(both[0] - alone[0])) < 0.03
-    found = choose_weights([measured("class", [90.0, float("nan"), 70.0])], 3)
+    found = choose_weights([measure_cuts("class", [90.0, float("nan"), 70.0])], 3)
     assert found[0] > found[1] > found[2]
 
 
 def test_cuts_that_contradict_each_other_pull_weights_towards_equal_ones() -> None:
-    sure = choose_weights([measured("beyond", [90.0, 60.0]) for _ in range(9)], 2)
-    torn = choose_weights([measured("beyond", [90.0, 60.0]), *(measured("beyond", [55.0, 85.0]) for _ in range(1))], 2)
+    sure = choose_weights([measure_cuts("beyond", [90.0, 60.0]) for _ in range(9)], 2)
+    torn = choose_weights([measure_cuts("beyond", [90.0, 60.0]), *(measure_cuts("beyond", [55.0, 85.0]) for _ in range(1))], 2)
     assert abs(float(torn[0]) - 0.5) < abs(float(sure[0]) - 0.5)
     assert choose_weights([], 4).tolist() == [0.25] * 4
 

@@ -36,7 +36,7 @@ from offmap.serve.monitor import Monitor, alert_count
 from offmap.serve.parsing import Arrays, InputSpec, RequestError, parse_inputs
 
 
-def doubled(inputs: Arrays) -> Arrays:
+def double(inputs: Arrays) -> Arrays:
     """A model that fails on negative numbers."""
     if (inputs["x"] < 0).any():
         raise ValueError("negative")
@@ -45,7 +45,7 @@ def doubled(inputs: Arrays) -> Arrays:
 
 def test_requests_that_wait_are_run_together_and_one_that_fails_fails_alone() -> None:
     async def ask() -> tuple[list[Arrays | BaseException], int]:
-        batcher = Batcher(doubled, together=10)
+        batcher = Batcher(double, together=10)
         asked = [batcher({"x": np.array([float(i), i + 0.5])}) for i in range(20)] + [batcher({"x": np.array([-1.0])})]
         waiting = asyncio.gather(*asked, return_exceptions=True)
         await asyncio.sleep(0)
@@ -66,7 +66,7 @@ def test_requests_that_wait_are_run_together_and_one_that_fails_fails_alone() ->
 
 def test_more_rows_than_may_wait_are_sent_away_and_those_who_left_are_not_run() -> None:
     async def ask() -> int:
-        batcher = Batcher(doubled, together=10, max_waiting=4)
+        batcher = Batcher(double, together=10, max_waiting=4)
         first = asyncio.create_task(batcher({"x": np.zeros(3)}))
         await asyncio.sleep(0)
         with pytest.raises(RequestError, match="Too many rows are waiting"):

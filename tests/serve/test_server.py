@@ -70,7 +70,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def started(path: Path, log: Path, *words: str) -> Generator[tuple[str, subprocess.Popen[str]]]:
+def start_server(path: Path, log: Path, *words: str) -> Generator[tuple[str, subprocess.Popen[str]]]:
     """A server process, which logs to a file, and its address; it must end well when told to."""
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
@@ -108,7 +108,7 @@ def exported(guard: offmap.Guard, tmp_path_factory: pytest.TempPathFactory) -> P
 def server(guard: offmap.Guard, exported: Path) -> Generator[Server]:
     log = exported.parent / "log"
     with (
-        started(exported, log, "--access-log", "--log-format", "json") as (url, process),
+        start_server(exported, log, "--access-log", "--log-format", "json") as (url, process),
         httpx.Client(base_url=url, timeout=30) as client,
     ):
         yield Server(guard, url, client, process.pid, log)
@@ -172,15 +172,15 @@ BAD: dict[str, tuple[bytes, str, int, str]] = {
     "truth values": (b'{"inputs": [[true, false, true]]}', "application/json", 422, "Expected numbers"),
     "a truth value among numbers": (b'{"inputs": [[0.5, true, 1]]}', "application/json", 422, "Expected numbers"),
     "ragged": (b'{"inputs": [[1, 2, 3], [1, 2]]}', "application/json", 422, "rows of one length"),
-    "too wide": (b'{"inputs": [[1, 2, 3, 4]]}', "application/json", 422, "input (rows, 3), but got an array of shape (1, 4)"),
+    "too wide": (b'{"inputs": [[1, 2, 3, 4]]}', "application/json", 422, "`input` of shape (rows, 3), but got (1, 4)"),
     "no rows": (b'{"inputs": []}', "application/json", 422, "Expected"),
     "too many rows": (json.dumps({"inputs": 65 * ROW}).encode(), "application/json", 413, "at most 64 rows, but got 65"),
     "another type": (b"1,2,3", "text/csv", 415, "Content-Type application/json or application/x-npy, but got 'text/csv'"),
     "JSON called NPY": (json.dumps({"inputs": ROW}).encode(), "application/x-npy", 422, "header cannot be read"),
     "pickled": (npy(np.array([object()], dtype=object)), "application/x-npy", 422, "array of numbers, but got object"),
     "cut short": (npy(np.zeros((9, 3), np.float32))[:-4], "application/x-npy", 422, "Expected 108 bytes after the header"),
-    "columns without end": (head((0, 10**20)), "application/x-npy", 422, "(rows, 3), but got an array of shape (0, 1000000"),
-    "axes without end": (head((1,) * 300), "application/x-npy", 422, "(rows, 3), but got an array of shape (1, 1, "),
+    "columns without end": (head((0, 10**20)), "application/x-npy", 422, "(rows, 3), but got (0, 1000000"),
+    "axes without end": (head((1,) * 300), "application/x-npy", 422, "(rows, 3), but got (1, 1, "),
     "a truth value as length": (head((True, 3)) + bytes(12), "application/x-npy", 422, "but got float32 of shape (True, 3)"),
     "no rows in NPY": (head((0, 3)), "application/x-npy", 422, "at least one row"),
     "NPY with NaN": (npy(np.full((1, 3), np.nan)), "application/x-npy", 422, "finite"),
@@ -233,7 +233,7 @@ def test_bodies_that_are_too_long_or_too_slow_are_cut_off(server: Server) -> Non
         assert b" 408 " in slow.recv(4096).splitlines()[0]
 
 
-def answered(connection: socket.socket) -> bytes:
+def read_answer(connection: socket.socket) -> bytes:
     """One whole answer of /health, in however many pieces it comes."""
     received = b""
     while not received.endswith(b"}"):
@@ -245,15 +245,15 @@ def test_headers_that_come_too_slowly_are_cut_off(server: Server) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
-    def opened() -> socket.socket:
+    def open_connection() -> socket.socket:
         return socket.create_connection((host, int(port)), timeout=20)
 
-    with opened() as silent, opened() as dripping, opened() as second:
+    with open_connection() as silent, open_connection() as dripping, open_connection() as second:
         for byte in (whole[:6], whole[6:8], whole[8:9]):
             dripping.sendall(byte)
             time.sleep(0.2)  # bytes now and then do not win more time
         second.sendall(whole)
-        assert b" 200 " in answered(second).splitlines()[0]
+        assert b" 200 " in read_answer(second).splitlines()[0]
         second.sendall(whole[:5])  # the next request of a kept connection has its own clock
         assert server.ask(torch.tensor(ROW))["score"].shape == (1,)  # others do not wait
         for slow in (silent, dripping, second):
@@ -268,7 +268,7 @@ def test_requests_in_time_are_answered_one_after_another(server: Server) -> None
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
             time.sleep(0.5)
             connection.sendall(b"\r\n")
-            assert b" 200 " in answered(connection).splitlines()[0]
+            assert b" 200 " in read_answer(connection).splitlines()[0]
             time.sleep(0.7)  # rest is no slowness: all three take longer than a header may
 
 
@@ -316,16 +316,16 @@ def test_metrics_and_live_page_tell_the_rolling_share(server: Server) -> None:
 
 
 def test_requests_and_alarms_are_logged_and_nothing_of_what_was_sent(server: Server) -> None:
-    def logged() -> list[dict[str, Any]]:
+    def read_log() -> list[dict[str, Any]]:
         server.get("/health")  # a line is written after its response: this one comes later
         return [line for line in server.logged() if line.get("path") != "/health"]
 
     server.ask(torch.zeros(50, 3))
-    first = len(logged())
+    first = len(read_log())
     server.ask(20.731058 + torch.zeros(25, 3))
     server.client.get("/metrics?secret=1", headers={"Authorization": "Bearer guess-me"})
     server.ask(torch.zeros(50, 3))
-    lines = logged()[first:]
+    lines = read_log()[first:]
     assert [(line["level"], line["event"]) for line in lines] == [
         ("WARNING", "alarm on"), ("INFO", "request"), ("WARNING", "request"), ("INFO", "alarm off"), ("INFO", "request"),
     ]  # fmt: skip
@@ -377,7 +377,7 @@ def test_whatever_the_schema_allows_or_forbids_gets_an_answer_that_it_names(
 
 def test_answers_that_are_owed_are_given_before_the_server_ends(exported: Path, tmp_path: Path) -> None:
     body = json.dumps({"inputs": ROW}).encode()
-    with started(exported, tmp_path / "log") as (url, process):
+    with start_server(exported, tmp_path / "log") as (url, process):
         assert httpx.get(f"{url}/health", timeout=30).status_code == 200
         with slowly(url, body) as owed:
             time.sleep(0.2)  # until the request is begun

@@ -97,7 +97,7 @@ def weight(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape) / shape[-1] ** 0.5)
 
 
-def settled(net: nn.Module, *shape: int) -> nn.Module:
+def settle(net: nn.Module, *shape: int) -> nn.Module:
     """The model after its first call: lazy layers have their sizes, and what torch warns of once is said."""
     with warnings.catch_warnings(action="ignore"), torch.no_grad():
         net(torch.zeros(1, *shape))

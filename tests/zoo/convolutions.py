@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.case import Case, Through, settled
+from zoo.case import Case, Through, settle
 
 
 def conv1d() -> nn.Module:
@@ -42,13 +42,13 @@ def batchnorm() -> nn.Module:
     return net
 
 
-def padded(layer: type[nn.Module]) -> nn.Module:
+def build_padded(layer: type[nn.Module]) -> nn.Module:
     """Every way to pad, one after the other."""
     modes = [layer(2, 2, 3, padding=1, padding_mode=mode) for mode in ("zeros", "reflect", "replicate", "circular")]
     return nn.Sequential(*modes, nn.Tanh(), layer(2, 1, 2, padding="same", dilation=3), nn.Flatten(), nn.LazyLinear(2))
 
 
-def grouped() -> nn.Module:
+def build_grouped() -> nn.Module:
     return nn.Sequential(nn.Conv1d(2, 4, 3, groups=2), nn.Tanh(), nn.ConvTranspose1d(4, 2, 2), nn.Flatten(), nn.Linear(10, 2))
 
 
@@ -143,20 +143,21 @@ CASES = (
     Case("conv3d", conv3d, (1, 4, 3, 4), shows="Conv3d: stride, padding, dilation"),
     Case("channels_last", lambda: conv2d().to(memory_format=torch.channels_last), (2, 5, 6),
          shows="kernels stored channels last"),
-    Case("padding1d", lambda: settled(padded(nn.Conv1d), 2, 6), (2, 6),
+    Case("padding1d", lambda: settle(build_padded(nn.Conv1d), 2, 6), (2, 6),
          shows="zeros, reflect, replicate, circular, same; lazy Linear"),
-    Case("padding2d", lambda: settled(padded(nn.Conv2d), 2, 4, 4), (2, 4, 4), shows="padding modes in two dimensions"),
-    Case("padding3d", lambda: settled(padded(nn.Conv3d), 2, 2, 3, 2), (2, 2, 3, 2), shows="padding modes in three dimensions"),
-    Case("grouped", grouped, (2, 6), blocks={"0.weight": 2}, shows="grouped Conv1d, ConvTranspose1d"),
+    Case("padding2d", lambda: settle(build_padded(nn.Conv2d), 2, 4, 4), (2, 4, 4), shows="padding modes in two dimensions"),
+    Case("padding3d", lambda: settle(build_padded(nn.Conv3d), 2, 2, 3, 2), (2, 2, 3, 2),
+         shows="padding modes in three dimensions"),
+    Case("grouped", build_grouped, (2, 6), blocks={"0.weight": 2}, shows="grouped Conv1d, ConvTranspose1d"),
     Case("depthwise", depthwise, (3, 5, 5), blocks={"0.weight": 3, "3.weight": 4},
          shows="depthwise, with and without multiplier"),
-    Case("grouped3d", lambda: settled(grouped3d(), 4, 2, 2, 2), (4, 2, 2, 2), blocks={"0.weight": 2},
+    Case("grouped3d", lambda: settle(grouped3d(), 4, 2, 2, 2), (4, 2, 2, 2), blocks={"0.weight": 2},
          shows="grouped Conv3d, circular"),
-    Case("transposed1d", lambda: settled(transposed1d(), 2, 4), (2, 4),
+    Case("transposed1d", lambda: settle(transposed1d(), 2, 4), (2, 4),
          shows="ConvTranspose1d: stride, output_padding, dilation"),
     Case("transposed2d", transposed2d, (4, 2, 3), blocks={"0.weight": 2, "2.weight": 6},
          shows="ConvTranspose2d in groups, depthwise"),
-    Case("transposed3d", lambda: settled(transposed3d(), 2, 2, 2, 2), (2, 2, 2, 2),
+    Case("transposed3d", lambda: settle(transposed3d(), 2, 2, 2, 2), (2, 2, 2, 2),
          shows="ConvTranspose3d: stride, output_padding"),
     Case("batchnorm", batchnorm, (1, 6, 6), shows="BatchNorm2d with statistics of its own"),
     Case("groupnorm", groupnorm, (2, 6), shows="GroupNorm"),

@@ -28,7 +28,7 @@ def functional() -> nn.Module:
     return Through(forward, first=weight(4, 3), bias=nn.Parameter(torch.randn(4)), second=weight(2, 4))
 
 
-def left() -> nn.Module:
+def build_left() -> nn.Module:
     """W x rather than x Wᵀ, with a parameter that is itself a transpose."""
     turned = nn.Parameter(torch.randn(4, 2).mT)
     return Through(lambda s, x: (s.b @ (s.a @ x.mT).tanh()).mT, a=weight(4, 3), b=turned)
@@ -73,7 +73,7 @@ def experts() -> nn.Module:
     return Through(forward, weight=weight(2, 3, 4), gate=nn.Linear(3, 2), head=nn.Linear(4, 2))
 
 
-def sliced() -> nn.Module:
+def build_sliced() -> nn.Module:
     """One matrix used in two parts, by hand."""
 
     def forward(s: Any, x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def sliced() -> nn.Module:
     return Through(forward, both=weight(3, 4), head=nn.Linear(2, 2))
 
 
-def normed(norm: Any) -> nn.Module:
+def build_normed(norm: Any) -> nn.Module:
     return nn.Sequential(norm(nn.Linear(3, 4)), nn.Tanh(), norm(nn.Linear(4, 2)))
 
 
@@ -104,13 +104,13 @@ class Halved(nn.Module):
         return 0.5 * x
 
 
-def parametrized(how: nn.Module) -> nn.Module:
+def build_parametrized(how: nn.Module) -> nn.Module:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     parametrize.register_parametrization(net[0], "weight", how)
     return net
 
 
-def pruned() -> nn.Module:
+def build_pruned() -> nn.Module:
     """A fifth of the weights of each layer is held at zero by a mask."""
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
     for layer in (net[0], net[2]):
@@ -132,7 +132,7 @@ def keywords() -> nn.Module:
     return Through(forward, body=nn.Linear(2, 4), head=nn.Linear(4, 2))
 
 
-def tokenized() -> nn.Module:
+def build_tokenized() -> nn.Module:
     """Like a text classifier: token numbers and a mask in a dict, an object with `.logits` out."""
 
     def forward(s: Any, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
@@ -189,7 +189,8 @@ CASES = (
     Case("bare", bare, layer_inputs=lambda net, x: {"weight": x}, shows="a bare parameter by `@`"),
     Case("functional", functional, layer_inputs=lambda net, x: {"first": x, "second": F.linear(x, net.first, net.bias).tanh()},
          shows="bare parameters by `F.linear`; no module at all"),
-    Case("left", left, layer_inputs=lambda net, x: {"a": x, "b": (x @ net.a.mT).tanh()}, shows="W @ x; a transposed parameter"),
+    Case("left", build_left, layer_inputs=lambda net, x: {"a": x, "b": (x @ net.a.mT).tanh()},
+         shows="W @ x; a transposed parameter"),
     Case("einsum", einsum, (2, 3), layer_inputs=lambda net, x: {"a": x.sum(1), "b": (x.sum(1) @ net.a).tanh()},
          shows="einsum along either axis"),
     Case("heads_einsum", lambda: heads(lambda x, w: torch.einsum("bhd,hde->bhe", x, w)), (2, 3), **TWO,
@@ -198,24 +199,24 @@ CASES = (
     Case("heads_bmm", lambda: heads(batch_of_heads), (2, 3), **TWO, shows="a matrix per head by bmm"),
     Case("split_and_merge", split_and_merge, layer_inputs=inputs_by_heads, shows="into heads and out again by einsum"),
     Case("experts", experts, layer_inputs=lambda net, x: {"weight": x}, shows="experts that all read the same rows"),
-    Case("sliced", sliced, blocks={"both": 2}, layer_inputs=lambda net, x: {"both": torch.stack([x, x.tanh()])},
+    Case("sliced", build_sliced, blocks={"both": 2}, layer_inputs=lambda net, x: {"both": torch.stack([x, x.tanh()])},
          shows="two halves of one matrix"),
-    Case("weight_norm", lambda: normed(parametrizations.weight_norm), plain={f"0.{G}": "", f"2.{G}": ""}, vmap=False,
+    Case("weight_norm", lambda: build_normed(parametrizations.weight_norm), plain={f"0.{G}": "", f"2.{G}": ""}, vmap=False,
          shows="weight_norm by parametrize"),
     Case("weight_norm_conv", normed_conv, (2, 4), plain={f"0.{G}": ""}, vmap=False, shows="weight_norm of a convolution"),
-    Case("old_weight_norm", lambda: normed(old_weight_norm), plain={"0.weight_g": "", "2.weight_g": ""}, vmap=False,
+    Case("old_weight_norm", lambda: build_normed(old_weight_norm), plain={"0.weight_g": "", "2.weight_g": ""}, vmap=False,
          shows="the old weight_norm, by hooks"),
-    Case("spectral_norm", lambda: normed(parametrizations.spectral_norm), shows="spectral_norm"),
-    Case("parametrized", lambda: parametrized(Halved()), shows="a parametrization of one's own: scaled"),
-    Case("squashed", lambda: parametrized(nn.Tanh()), plain={"0.parametrizations.weight.original": "no product"},
+    Case("spectral_norm", lambda: build_normed(parametrizations.spectral_norm), shows="spectral_norm"),
+    Case("parametrized", lambda: build_parametrized(Halved()), shows="a parametrization of one's own: scaled"),
+    Case("squashed", lambda: build_parametrized(nn.Tanh()), plain={"0.parametrizations.weight.original": "no product"},
          shows="a parametrization that bends every entry"),
-    Case("pruned", pruned, shows="pruned layers: a mask times a weight"),
+    Case("pruned", build_pruned, shows="pruned layers: a mask times a weight"),
     Case("prototypes", prototypes, plain={"centres": "no product"}, shows="distances to centres, which no product reads"),
     Case("two_inputs", image_and_table, (9,), wrap=lambda x: (x[:, :6].reshape(-1, 1, 2, 3), x[:, 6:]),
          shows="two inputs of different kind"),
     Case("keywords", keywords, (3, 2), wrap=lambda x: {"tokens": x, "mask": (x[..., 0] > -1).to(x)},
          shows="a dict in, `.logits` out"),
-    Case("tokenized", tokenized, (4,), whole=6, wrap=as_tokenizers_do, plain={"table.weight": "index"},
+    Case("tokenized", build_tokenized, (4,), whole=6, wrap=as_tokenizers_do, plain={"table.weight": "index"},
          shows="as tokenizers give; padding"),
     Case("tuple_out", lambda: several(tuple_out), shows="a tuple out"),
     Case("picked", lambda: several(dict_inside), output_fn=lambda out: out[1]["result"], shows="`output_fn=` picks the output"),

@@ -15,7 +15,7 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
 
 
-def nested() -> nn.Module:
+def build_nested() -> nn.Module:
     inner = nn.Sequential(nn.Sequential(nn.Linear(3, 5), nn.GELU()), nn.Identity(), nn.Linear(5, 4))
     return nn.Sequential(inner, nn.Sequential(nn.SiLU(), nn.Linear(4, 2, bias=False)))
 
@@ -59,13 +59,13 @@ def residual() -> nn.Module:
     )
 
 
-def tied() -> nn.Module:
+def build_tied() -> nn.Module:
     net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
     net[2].weight = net[0].weight
     return net
 
 
-def repeated() -> nn.Module:
+def build_repeated() -> nn.Module:
     layer = nn.Linear(3, 3)
     return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(3, 2))
 
@@ -135,7 +135,7 @@ CASES = (
     Case("linear", lambda: nn.Linear(3, 2), shows="the root is one Linear"),
     Case("linear_no_bias", lambda: nn.Linear(4, 2, bias=False), (4,), shows="the root is one matrix"),
     Case("mlp", mlp, shows="Linear and ReLU, one layer without bias"),
-    Case("nested", nested, shows="Sequential within Sequential, GELU, SiLU"),
+    Case("nested", build_nested, shows="Sequential within Sequential, GELU, SiLU"),
     Case("tanh_mlp", tanh_mlp, shows="a forward of its own"),
     Case("shared_activation", shared_activation, shows="one activation in two places"),
     Case("activation_first", activation_first, shows="no matrix multiplies the raw input"),
@@ -147,8 +147,8 @@ CASES = (
     ),
     Case("bilinear", bilinear, (5,), vmap=False, wrap=halves, shows="Bilinear, with and without bias"),
     Case("residual", residual, shows="a bottleneck around a skip"),
-    Case("tied", tied, shows="one weight in two layers"),
-    Case("repeated", repeated, shows="one layer in two places"),
+    Case("tied", build_tied, shows="one weight in two layers"),
+    Case("repeated", build_repeated, shows="one layer in two places"),
     Case("siamese", siamese, (6,), wrap=halves, shows="one body called on two inputs"),
     Case("autoencoder", autoencoder, plain={"code.weight": "two different axes"}, shows="a matrix and its transpose"),
     Case("lora", lora, shows="a frozen layer with a low-rank detour"),

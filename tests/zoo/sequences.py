@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.case import Case, Through, pair, settled, weight
+from zoo.case import Case, Through, pair, settle, weight
 
 ROW = "index"
 """Part of the reason why a table of embeddings is not rotated."""
@@ -41,7 +41,7 @@ def three(s: Any, x: Tensor, y: Tensor) -> Tensor:
     return s.head(s.attention(x, y, y.tanh(), need_weights=False)[0].mean(1))
 
 
-def masked(s: Any, x: Tensor, hidden: Tensor) -> Tensor:
+def forward_masked(s: Any, x: Tensor, hidden: Tensor) -> Tensor:
     made = s.attention(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
     return s.head(made.masked_fill(hidden.unsqueeze(-1), 0).sum(1))
 
@@ -56,7 +56,7 @@ def with_mask(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, hidden.logical_and(torch.arange(x.shape[1]) > 0)
 
 
-def pooled() -> nn.Module:
+def build_pooled() -> nn.Module:
     """Learned queries look at the sequence, as in a set transformer."""
 
     def forward(s: Any, x: Tensor) -> Tensor:
@@ -183,11 +183,12 @@ CASES = (
     Case("attention_three", lambda: attention(three), (3, 4), wrap=pair, blocks={"attention.in_proj_weight": 3},
          shows="q | k | v"),
     Case("attention_sizes", lambda: attention(sizes, kdim=4, vdim=2), (3, 4), wrap=pair, shows="kdim and vdim of their own"),
-    Case("attention_mask", lambda: attention(masked), (3, 4), wrap=with_mask, shows="variable lengths: key_padding_mask"),
+    Case("attention_mask", lambda: attention(forward_masked), (3, 4), wrap=with_mask, shows="variable lengths: key_padding_mask"),
     Case("attention_bias_kv", lambda: attention(on_itself, add_bias_kv=True, add_zero_attn=True), (3, 4),
          plain={"attention.bias_k": "", "attention.bias_v": ""}, shows="add_bias_kv, add_zero_attn"),
     Case("hand_made_attention", hand_made, (3, 4), plain={"place": ""}, shows="qkv from one Linear; learned places"),
-    Case("learned_queries", pooled, (3, 4), blocks=PARTS, plain={"queries": ""}, shows="learned queries look at the sequence"),
+    Case("learned_queries", build_pooled, (3, 4), blocks=PARTS, plain={"queries": ""},
+         shows="learned queries look at the sequence"),
     Case("transformer", transformer, (3, 4), shows="TransformerEncoderLayer, fast path"),
     Case("norm_first", norm_first, (3, 4), shows="TransformerEncoderLayer, norm first, positions first, no bias"),
     Case("encoder", encoder, (3, 4), wrap=with_mask, shows="TransformerEncoder with a mask"),
@@ -203,7 +204,7 @@ CASES = (
     Case("lstm", lambda: recurrent(nn.LSTM(2, 3, batch_first=True)), (4, 2), vmap=False, shows="LSTM"),
     Case("lstm_deep", lambda: recurrent(nn.LSTM(2, 2, num_layers=2, bidirectional=True, batch_first=True)), (3, 2), vmap=False,
          shows="LSTM of two layers, both directions"),
-    Case("lstm_projected", lambda: settled(recurrent(nn.LSTM(2, 4, proj_size=3, batch_first=True)), 3, 2), (3, 2), vmap=False,
+    Case("lstm_projected", lambda: settle(recurrent(nn.LSTM(2, 4, proj_size=3, batch_first=True)), 3, 2), (3, 2), vmap=False,
          shows="LSTM with proj_size"),
     Case("gru", lambda: recurrent(nn.GRU(2, 3, bidirectional=True, batch_first=True)), (4, 2), vmap=False,
          shows="GRU, both directions"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +16,11 @@ logger = logging.getLogger("offmap")
 
 Entry: TypeAlias = tuple[Any, Mapping[str, Tensor]]
 """Plain values, and tensors by name."""
+
+
+def cache_folder() -> Path:
+    """Return OFFMAP_CACHE, or `~/.cache/offmap`."""
+    return Path(os.environ.get("OFFMAP_CACHE") or Path.home() / ".cache" / "offmap")
 
 
 def read(path: Path, like: Mapping[str, Tensor] | None = None) -> Entry | None:

@@ -32,7 +32,7 @@ def tiny() -> nn.Sequential:
     return nn.Sequential(first, nn.Flatten(), nn.Linear(2 * SIDE * SIDE, WIDTH), nn.Sigmoid(), nn.Linear(WIDTH, CLASSES)).double()
 
 
-def built(name: str, **changes: Any) -> tuple[Any, Any]:
+def build_net(name: str, **changes: Any) -> tuple[Any, Any]:
     config = TRAININGS[name].config(**changes)
     torch.manual_seed(1)
     return TRAININGS[name].build(tiny(), config).double(), config
@@ -52,7 +52,7 @@ def loss_of(name: str, net: nn.Module, config: Any, x: Tensor | None = None, see
 
 @torch.no_grad()
 def test_mos_sums_the_cross_entropies_of_its_groups_and_scores_the_smallest_others() -> None:
-    net, config = built("mos", groups=2)
+    net, config = build_net("mos", groups=2)
     net.group.copy_(torch.tensor([0, 1, 1, 0]))
     total = 0.0
     for row, y in zip(images(), LABELS.tolist(), strict=True):
@@ -71,10 +71,10 @@ def test_mos_sums_the_cross_entropies_of_its_groups_and_scores_the_smallest_othe
 def test_mos_groups_classes_whose_mean_images_are_alike() -> None:
     level = torch.tensor([0.9, 0.1, 0.8, 0.2])
     x = level[LABELS].view(-1, 1, 1, 1) + 0.01 * images()
-    net, config = built("mos", groups=2)
+    net, config = build_net("mos", groups=2)
     mos.form_groups(net, x, LABELS, config, 0)
     assert net.group[0] == net.group[2] != net.group[1] == net.group[3]
-    net, config = built("mos", groups=3)
+    net, config = build_net("mos", groups=3)
     mos.form_groups(net, x, LABELS, config, 0)
     assert net.group.bincount().tolist() == [2, 1, 1]
 
@@ -94,7 +94,7 @@ def literal_contrast(z: Tensor, y: list[int], temperature: float) -> float:
 
 @torch.no_grad()
 def test_csi_contrasts_classes_and_turns_and_reads_both() -> None:
-    net, config = built("csi", crop=1.0, jitter=0.0, temperature=0.3, width=3)  # views show the whole image
+    net, config = build_net("csi", crop=1.0, jitter=0.0, temperature=0.3, width=3)  # views show the whole image
     turned = [(row.rot90(k, (1, 2)), k * CLASSES + int(y)) for k in range(4) for row, y in zip(images(), LABELS, strict=True)] * 2
     features = torch.stack([net.body(row[None])[0] for row, _ in turned])
     y = [label for _, label in turned]
@@ -105,7 +105,7 @@ def test_csi_contrasts_classes_and_turns_and_reads_both() -> None:
 
 @torch.no_grad()
 def test_csi_predicts_by_the_mean_logits_of_a_class_over_turns() -> None:
-    net, config = built("csi")
+    net, config = build_net("csi")
     for row, got, score in zip(images(), net(images()), TRAININGS["csi"].score(net, images(), config), strict=True):
         each = [net.joint(net.body(row.rot90(k, (1, 2))[None]))[0, k * CLASSES : (k + 1) * CLASSES] for k in range(4)]
         torch.testing.assert_close(got, torch.stack(each).mean(0))
@@ -113,7 +113,7 @@ def test_csi_predicts_by_the_mean_logits_of_a_class_over_turns() -> None:
 
 
 def test_the_classifier_of_csi_does_not_teach_the_features() -> None:
-    net, config = built("csi")
+    net, config = build_net("csi")
     loss_of("csi", net, config).backward()
     before = net.body[0].weight.grad.clone()
     net.zero_grad()
@@ -140,7 +140,7 @@ def log_sigmoid(z: float) -> float:
 
 
 def test_opengan_teaches_the_discriminator_and_the_generator_apart() -> None:
-    net, config = built("opengan", noise=7, width=4)
+    net, config = build_net("opengan", noise=7, width=4)
     net.unit.fill_(0.5)
     noise = torch.randn(ROWS, 7, generator=random()).double()
     loss_of("opengan", net, config).backward()
@@ -161,7 +161,7 @@ def test_opengan_teaches_the_discriminator_and_the_generator_apart() -> None:
 
 
 def test_opengan_trains_the_classifier_first_and_leaves_it_alone_then() -> None:
-    net, config = built("opengan", epochs=3, batch_size=3)
+    net, config = build_net("opengan", epochs=3, batch_size=3)
     net = net.float()
     before = net.head.weight.detach().clone()
     opengan.train_classifier(net, images().float(), LABELS, config, 0)
@@ -206,7 +206,7 @@ def test_patches_have_their_share_of_the_area_unless_they_leave_the_image() -> N
 
 @torch.no_grad()
 def test_cutpaste_tells_three_kinds_and_scores_by_a_gaussian() -> None:
-    net, config = built("cutpaste")
+    net, config = build_net("cutpaste")
     parts = [images(), *cutpaste.damage(images(), config, random())]
     rows = [negative_log(net.kinds(net.body(row[None]))[0], kind) for kind, part in enumerate(parts) for row in part]
     assert float(loss_of("cutpaste", net, config)) == pytest.approx(sum(rows) / len(rows))
@@ -272,7 +272,7 @@ def test_ssim_compares_means_variances_and_covariances_in_gaussian_windows() -> 
 
 @torch.no_grad()
 def test_draem_repairs_finds_and_scores_the_worst_window() -> None:
-    net, config = built("draem", width=2, gamma=2.0)
+    net, config = build_net("draem", width=2, gamma=2.0)
     net.eval()
     damaged, blots = draem.damage(images(), random())
     repaired, logits = net(damaged)
@@ -349,7 +349,7 @@ def test_pixmix_mixes_up_to_four_times_and_takes_the_cross_entropy() -> None:
     x = images(500)
     same = (pixmix.pixmix(x, pixmix.Config(), random()) == x).flatten(1).all(1).float().mean()
     assert float(same) == pytest.approx(0.5 / 5, abs=0.05)  # not altered, and no round of five choices
-    net, config = built("pixmix")
+    net, config = build_net("pixmix")
     with torch.no_grad():
         mixed = pixmix.pixmix(images(), config, random())
         each = [negative_log(net(row[None])[0], int(y)) for row, y in zip(mixed, LABELS, strict=True)]
@@ -361,7 +361,7 @@ def test_pixmix_mixes_up_to_four_times_and_takes_the_cross_entropy() -> None:
 
 @pytest.mark.parametrize("name", ["csi", "cutpaste", "draem", "mos", "opengan"])
 def test_losses_reach_every_parameter_that_they_teach(name: str) -> None:
-    net, config = built(name)
+    net, config = build_net(name)
     if name == "opengan":
         for part in (net.body, net.head):
             part.requires_grad_(False)

@@ -29,7 +29,7 @@ def stripes(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x[:, None], y
 
 
-def learned(name: str, seed: int = 0, epochs: int = 2) -> Learned:
+def train_named(name: str, seed: int = 0, epochs: int = 2) -> Learned:
     way = TRAININGS[name]
     changes = {"queue": 20, "candidates": 50} if name == "vos" else {}
     config = replace(way.config(), epochs=epochs, lr=3e-3, batch_size=32, **changes)
@@ -42,7 +42,7 @@ def learned(name: str, seed: int = 0, epochs: int = 2) -> Learned:
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_every_way_learns_and_scores(name: str) -> None:
-    made = learned(name, epochs=16)
+    made = train_named(name, epochs=16)
     x, y = stripes(90, 2)
     assert isinstance(made, Scorer)
     assert made.score(x).shape == (90,)
@@ -61,24 +61,24 @@ def test_every_way_learns_and_scores(name: str) -> None:
 @pytest.mark.parametrize("name", TRAININGS)
 def test_the_seed_alone_decides(name: str) -> None:
     x, _ = stripes(20, 2)
-    first = learned(name)
+    first = train_named(name)
     torch.manual_seed(99)
-    again = learned(name)
+    again = train_named(name)
     for (place, before), after in zip(first.net.state_dict().items(), again.net.state_dict().values(), strict=True):
         assert torch.equal(before, after), place
     assert torch.equal(again.score(x), first.score(x))
-    assert not torch.equal(learned(name, 1).score(x), first.score(x))
+    assert not torch.equal(train_named(name, 1).score(x), first.score(x))
 
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_scores_do_not_depend_on_company(name: str) -> None:
     x, _ = stripes(30, 2)
-    made = learned(name)
+    made = train_named(name)
     torch.testing.assert_close(torch.cat([made.score(x[:7]), made.score(x[7:])]), made.score(x), rtol=1e-4, atol=1e-5)
 
 
 def test_an_ensemble_predicts_the_mean_and_scores_its_entropy() -> None:
-    members = [learned("plain", seed) for seed in range(2)]
+    members = [train_named("plain", seed) for seed in range(2)]
     together, (x, _) = Ensemble(members), stripes(9, 2)
     mean = sum(m.net(x).softmax(1) for m in members) / 2
     assert isinstance(mean, Tensor)

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as to_bytes
 
-from faults.readers import READERS, header_of, signed
+from faults.readers import READERS, header_of, sign
 from offmap.atomic import checksum
 
 Make = Callable[[random.Random], bytes]
@@ -60,7 +60,7 @@ def wide_header(rng: random.Random) -> bytes:
     each = rng.choice(["[]", "{}", '"a"', "1.5", '"\\u00e9"'])
     count = rng.choice([1_000, 100_000, 1_000_000])
     text = json.dumps({**json.loads(header_of(_seed("guard"))), "about": {}})[:-3] + '{"x": [' + ",".join([each] * count) + "]}}"
-    return signed(text, _seed("guard"))
+    return sign(text, _seed("guard"))
 
 
 def crossed_tensors(rng: random.Random) -> bytes:
@@ -115,7 +115,7 @@ def changed_header(rng: random.Random) -> bytes:
         del at[key]
     else:
         at[key] = rng.choice(ODD)
-    return signed(json.dumps(header), _seed("guard"))
+    return sign(json.dumps(header), _seed("guard"))
 
 
 def changed_tensor(rng: random.Random) -> bytes:
@@ -140,7 +140,7 @@ def _npy(shape: tuple[int, ...], descr: str, data: bytes) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data
 
 
-def _zipped(members: dict[str, bytes]) -> bytes:
+def _zip(members: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members.items():
@@ -154,15 +154,13 @@ def packed_arrays(rng: random.Random) -> bytes:
     descr, width = rng.choice([("|u1", 1), ("<f8", 8), ("|b1", 1), ("<U1", 4), ("<U1000", 4000)])
     count = size // width
     shape = rng.choice([(count,), (1, count), (count // 4, 4)])
-    return _zipped({"x.npy": _npy(shape, descr, bytes(int(np.prod(shape)) * width))})
+    return _zip({"x.npy": _npy(shape, descr, bytes(int(np.prod(shape)) * width))})
 
 
 def claimed_arrays(rng: random.Random) -> bytes:
     """Headers that claim what is not there."""
     shape = rng.choice([(10**12,), (1, 10**12), (10**6, 10**6), (-1,), (2**63,), (0, 10**12), (3, 0)])
-    return _zipped(
-        {f"{rng.choice(['x', '../x', '/tmp/harm'])}.npy": _npy(shape, rng.choice(["<f8", "<U9", "|O", "V8"]), bytes(64))}
-    )
+    return _zip({f"{rng.choice(['x', '../x', '/tmp/harm'])}.npy": _npy(shape, rng.choice(["<f8", "<U9", "|O", "V8"]), bytes(64))})
 
 
 def pickled_arrays(rng: random.Random) -> bytes:

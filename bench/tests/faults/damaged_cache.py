@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from checks.trust import Check
-from faults.damage import damaged
+from faults.damage import damage
 from faults.places import shared_folder
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import Recipe, models
@@ -44,7 +44,7 @@ KINDS = {"models": _hosts, "features": _features}
 
 
 @cache
-def _made(kind: str) -> tuple[Path, list[Tensor], bytes]:
+def _make(kind: str) -> tuple[Path, list[Tensor], bytes]:
     """The file's name, what was made, and the file."""
     folder = shared_folder()
     made = KINDS[kind](folder)
@@ -55,8 +55,8 @@ def _made(kind: str) -> tuple[Path, list[Tensor], bytes]:
 def trial(seed: int, folder: Path) -> str:
     rng = random.Random(seed)
     kind = rng.choice(sorted(KINDS))
-    name, expected, whole = _made(kind)
-    what, content = damaged(whole, seed, rng)
+    name, expected, whole = _make(kind)
+    what, content = damage(whole, seed, rng)
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

@@ -12,7 +12,7 @@ import pytest
 
 import rank_jobs as jobs
 from checks.trust import Check
-from faults.damage import damaged
+from faults.damage import damage
 from offmap.errors import FileError
 
 
@@ -30,16 +30,16 @@ def _state() -> bytes:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "fit.state"
         with pytest.raises(Ended):
-            jobs.stepped(file, jobs.EndsAfter(file, "steps.", _end))
+            jobs.fit_in_steps(file, jobs.EndsAfter(file, "steps.", _end))
         return file.read_bytes()
 
 
 def trial(seed: int, folder: Path) -> str:
-    what, content = damaged(_state(), seed, random.Random(seed))
+    what, content = damage(_state(), seed, random.Random(seed))
     file = folder / "fit.state"
     file.write_bytes(content)
     with pytest.raises(FileError, match=re.escape(str(file))):
-        jobs.stepped(file)
+        jobs.fit_in_steps(file)
     assert file.read_bytes() == content
     return f"{what}, refused"
 

@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from checks.trust import Check
-from faults.damage import damaged
+from faults.damage import damage
 from offmap.errors import FileError
 from trained import inputs, quick, regression, regressor
 
 
 @cache
-def _exported() -> bytes:
+def _export() -> bytes:
     from offmap.serve.model import Model
 
     guard = quick(regressor(), regression(60), regression(30, seed=1))
@@ -30,7 +30,7 @@ def _exported() -> bytes:
 
 def trial(seed: int, folder: Path) -> str:
     model = pytest.importorskip("offmap.serve.model", reason="needs onnxruntime").Model
-    what, content = damaged(_exported(), seed, random.Random(seed))
+    what, content = damage(_export(), seed, random.Random(seed))
     path = folder / "guard.onnx"
     path.write_bytes(content)
     with pytest.raises(FileError, match=re.escape(str(path))):

@@ -12,23 +12,23 @@ from torch import nn
 
 import offmap
 from checks.trust import Check
-from faults.damage import damaged
+from faults.damage import damage
 from offmap.errors import FileError
 from trained import quick, regression, regressor
 
 
 @cache
-def _fitted() -> tuple[nn.Module, offmap.Guard]:
+def _fit() -> tuple[nn.Module, offmap.Guard]:
     net = regressor()
     return net, quick(net, regression(60), regression(30, seed=1))
 
 
 def trial(seed: int, folder: Path) -> str:
     """Even seeds cut the file at a random byte, odd ones flip one to three bits."""
-    rng, (net, guard) = random.Random(seed), _fitted()
+    rng, (net, guard) = random.Random(seed), _fit()
     path = folder / "guard.safetensors"
     guard.save(path)
-    what, content = damaged(path.read_bytes(), seed, rng)
+    what, content = damage(path.read_bytes(), seed, rng)
     path.write_bytes(content)
     with pytest.raises(FileError, match=re.escape(str(path))):
         offmap.load(path, net)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from checks.trust import Check
-from faults.damage import damaged
+from faults.damage import damage
 from faults.places import shared_folder
 from offmap_bench.runner.plan import Cell, cells, parse
 from offmap_bench.runner.run import run
@@ -57,7 +57,7 @@ name = "mahalanobis"
 """
 
 
-def planned() -> list[Cell]:
+def write_plan() -> list[Cell]:
     return cells(parse(PLAN, "tiny.toml"))
 
 
@@ -67,22 +67,22 @@ def without_seconds(path: Path) -> dict[str, Record]:
 
 
 @cache
-def _finished() -> Path:
+def _finish() -> Path:
     """A folder with a file of records, and the trained models beside it."""
     room = shared_folder()
     os.environ["OFFMAP_CACHE"] = str(room / "cache")
-    assert run(planned(), room / "tiny.jsonl").done == len(planned())
+    assert run(write_plan(), room / "tiny.jsonl").done == len(write_plan())
     return room
 
 
 def trial(seed: int, folder: Path) -> str:
-    rng, path, room = random.Random(seed), folder / "tiny.jsonl", _finished()
+    rng, path, room = random.Random(seed), folder / "tiny.jsonl", _finish()
     os.environ["OFFMAP_CACHE"] = str(room / "cache")
     lines = (room / "tiny.jsonl").read_bytes().splitlines()
     number = rng.randrange(len(lines))
-    what, content = damaged(lines[number], seed, rng)
+    what, content = damage(lines[number], seed, rng)
     path.write_bytes(b"\n".join([*lines[:number], content, *lines[number + 1 :]]) + b"\n")
-    outcome = run(planned(), path)
+    outcome = run(write_plan(), path)
     after = without_seconds(path)
     assert after == without_seconds(room / "tiny.jsonl")
     if outcome.done == 0:  # such as 1e-05 that became 1E-05

@@ -13,7 +13,7 @@ import pytest
 
 import offmap
 from checks.trust import Check
-from faults.damage import damaged
+from faults.damage import damage
 from faults.places import shared_folder
 from offmap.cli.folder import NOTES, ScoreResult, ScoreSpec, list_shards, score_folder
 from offmap.cli.score import score_table
@@ -54,29 +54,29 @@ def _guard() -> offmap.Guard:
 
 
 @cache
-def _finished() -> Path:
+def _finish() -> Path:
     shared = shared_folder()
     fill(shared / "data")
-    assert [each.rows for each in scored(shared / "data", shared / "out")] == [30, 30, 30]
+    assert [each.rows for each in run_score(shared / "data", shared / "out")] == [30, 30, 30]
     return shared
 
 
-def scored(data: Path, out: Path) -> list[ScoreResult]:
+def run_score(data: Path, out: Path) -> list[ScoreResult]:
     spec = ScoreSpec(data, out, "a guard", Schema(("a", "b", "c")))
     return score_folder(_guard(), spec, list_shards(data)[0], score_table, pool=Pool(), resume=True, report=lambda n, text: None)
 
 
 def trial(seed: int, folder: Path) -> str:
-    rng, shared, out = random.Random(seed), _finished(), folder / "out"
+    rng, shared, out = random.Random(seed), _finish(), folder / "out"
     shutil.copytree(shared / "out", out)
     file, note = rng.choice(FILES), rng.random() < 0.5
     path = out / NOTES / f"{file}.json" if note else out / file
     before = {name: (out / name).stat().st_mtime_ns for name in FILES}
-    what, content = damaged(path.read_bytes(), seed, rng)
+    what, content = damage(path.read_bytes(), seed, rng)
     path.write_bytes(content)
     with captured_warnings() as said:
-        done = scored(shared / "data", out)
-    assert [(each.rows, each.off_map) for each in done] == [(each.rows, each.off_map) for each in scored(shared / "data", out)]
+        done = run_score(shared / "data", out)
+    assert [(each.rows, each.off_map) for each in done] == [(each.rows, each.off_map) for each in run_score(shared / "data", out)]
     for name in FILES:
         np.testing.assert_array_equal(read(out / name), read(shared / "out" / name))
     kind = "note" if note else "scores"

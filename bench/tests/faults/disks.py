@@ -51,7 +51,7 @@ def full(disk: Path, room: int) -> Generator[None]:
 
 
 @contextmanager
-def limited(disk: Path, room: int) -> Generator[None]:
+def limit_files(disk: Path, room: int) -> Generator[None]:
     """No file may grow beyond so many bytes (RLIMIT_FSIZE)."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
@@ -74,7 +74,7 @@ def read_only(disk: Path, room: int) -> Generator[None]:
 
 WAYS: dict[str, Callable[[Path, int], AbstractContextManager[None]]] = {
     "full tmpfs": full,
-    "RLIMIT_FSIZE": limited,
+    "RLIMIT_FSIZE": limit_files,
     "read-only tmpfs": read_only,
 }
 """How writing is made to fail, by name: (disk, room) -> a context."""

@@ -42,7 +42,7 @@ sys.addaudithook(_hear)  # stays for good, and listens only while something is w
 
 
 @contextmanager
-def watched(folder: Path) -> Generator[list[str]]:
+def watch_folder(folder: Path) -> Generator[list[str]]:
     """What is run, or written outside of the folder, by Python meanwhile."""
     _seen.clear()
     _watched.append(folder.resolve())
@@ -71,7 +71,7 @@ def trial(seed: int, folder: Path) -> str:
     attempt(name, data[:0], folder)  # what is needed once is there
     forget_peak()
     before = peak()
-    with watched(folder) as seen, warnings.catch_warnings(action="ignore"):  # of pickles that torch finds OOD
+    with watch_folder(folder) as seen, warnings.catch_warnings(action="ignore"):  # of pickles that torch finds OOD
         ending = attempt(name, data, folder)
     grown = peak() - before
     assert not seen, f"{make.__name__}: {seen[:3]}"

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from checks.trust import Check
-from faults.damaged_record import PLAN, planned, without_seconds
+from faults.damaged_record import PLAN, without_seconds, write_plan
 from faults.places import shared_folder
-from faults.zygote import Ended, drawn, zygote
+from faults.zygote import Ended, draw_moment, zygote
 from offmap import cli
 from offmap_bench.runner.store import read_records
 
@@ -26,12 +26,12 @@ def work(folder: Path) -> None:
 
 
 @cache
-def undisturbed() -> tuple[Ended, Path]:
+def run_undisturbed() -> tuple[Ended, Path]:
     folder = shared_folder()
     return zygote()(work, folder, warm=True).check(), folder
 
 
-def finished(folder: Path) -> dict[str, object]:
+def list_finished(folder: Path) -> dict[str, object]:
     """Records, and trained models as files: a model written again is another."""
     files = (folder / "cache").rglob("*.safetensors")
     models = {str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
@@ -40,24 +40,24 @@ def finished(folder: Path) -> dict[str, object]:
 
 def trial(seed: int, folder: Path) -> str:
     """Killed once or twice, then left alone."""
-    rng, (usual, whole) = random.Random(seed), undisturbed()
+    rng, (usual, whole) = random.Random(seed), run_undisturbed()
     ending, before = "finished before the kill", dict[str, object]()
     for _ in range(rng.choice((1, 1, 2))):
-        ended = zygote()(work, folder, moment=drawn(rng, usual))
-        assert before.items() <= finished(folder).items()
+        ended = zygote()(work, folder, moment=draw_moment(rng, usual))
+        assert before.items() <= list_finished(folder).items()
         if not ended.killed:
             ended.check()
             break
-        before, done = finished(folder), len(read_records(folder / "tiny.jsonl").records)
+        before, done = list_finished(folder), len(read_records(folder / "tiny.jsonl").records)
         assert read_records(folder / "tiny.jsonl").damaged == {}
         place = "while a file was written" if ended.begun > ended.ended else "between files"
         ending = f"killed {place}, {'went on' if done else 'began anew'}"
     done = len(read_records(folder / "tiny.jsonl").records)
     result = json.loads(zygote()(work, folder).check().said)
-    assert (result["before"], result["done"], result["failed"]) == (done, len(planned()) - done, 0)
+    assert (result["before"], result["done"], result["failed"]) == (done, len(write_plan()) - done, 0)
     assert result["damaged"] == {}
-    assert before.items() <= finished(folder).items()
-    assert finished(folder).keys() == finished(whole).keys()
+    assert before.items() <= list_finished(folder).items()
+    assert list_finished(folder).keys() == list_finished(whole).keys()
     assert without_seconds(folder / "tiny.jsonl") == without_seconds(whole / "tiny.jsonl")
     return ending
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import offmap
 import rank_jobs as jobs
 from checks.trust import Check
-from faults.zygote import Ended, drawn, zygote
+from faults.zygote import Ended, draw_moment, zygote
 
 GUARD, STATE = "guard.safetensors", "fit.state"
 ALWAYS = 17
@@ -53,7 +53,7 @@ def work(folder: Path, tally: str) -> None:
 
 
 @cache
-def undisturbed() -> tuple[Ended, bytes, int]:
+def fit_undisturbed() -> tuple[Ended, bytes, int]:
     """How a fit ends that is left alone, the guard's file, and how often it calls the model."""
     with TemporaryDirectory() as made:
         folder = Path(made)
@@ -63,16 +63,16 @@ def undisturbed() -> tuple[Ended, bytes, int]:
 
 def trial(seed: int, folder: Path) -> str:
     """Killed once or twice, then left alone: the same guard to the bit, and no more calls than what was not known needs."""
-    rng, (usual, expected, calls) = random.Random(seed), undisturbed()
+    rng, (usual, expected, calls) = random.Random(seed), fit_undisturbed()
     known, ending = 0, "finished before the kill"
     for start in range(rng.choice((1, 1, 2))):
-        ended = zygote()(work, folder, f"calls-{start}", moment=drawn(rng, usual))
+        ended = zygote()(work, folder, f"calls-{start}", moment=draw_moment(rng, usual))
         if (folder / GUARD).exists():
             assert (folder / GUARD).read_bytes() == expected
         if not ended.killed:
             ended.check()
             return ending
-        known, ending = _left(folder, start, ended, known)
+        known, ending = _count_left(folder, start, ended, known)
     zygote()(work, folder, "calls-last").check()
     assert (folder / GUARD).read_bytes() == expected
     assert not (folder / STATE).exists()
@@ -81,7 +81,7 @@ def trial(seed: int, folder: Path) -> str:
     return ending
 
 
-def _left(folder: Path, start: int, ended: Ended, known: int) -> tuple[int, str]:
+def _count_left(folder: Path, start: int, ended: Ended, known: int) -> tuple[int, str]:
     """How many calls need not be made again after a kill, and where it hit."""
     calls = (folder / f"calls-{start}").read_bytes() if (folder / f"calls-{start}").exists() else b""
     if (folder / STATE).exists():

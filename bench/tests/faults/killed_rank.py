@@ -53,7 +53,7 @@ def guards(folder: Path) -> list[bytes]:
 
 
 @cache
-def undisturbed() -> tuple[float, list[bytes]]:
+def time_undisturbed() -> tuple[float, list[bytes]]:
     """Seconds from the beginning of the ranks' work to its end, longer than later ones take, and the guards' files."""
     folder = shared_folder()
     zygote()(launch, folder, "only", 0).check()
@@ -86,7 +86,7 @@ class Killer(Thread):
 
 def trial(seed: int, folder: Path) -> str:
     """Odd seeds let `torchrun` start the ranks again by itself; after even ones we do."""
-    rng, (usual, expected) = random.Random(seed), undisturbed()
+    rng, (usual, expected) = random.Random(seed), time_undisturbed()
     killer = Killer(folder, rng.randrange(RANKS), rng.uniform(0, 0.8 * usual))
     killer.start()
     first: Ended = zygote()(launch, folder, "first", seed % 2)

@@ -13,7 +13,7 @@ import numpy as np
 from checks.trust import Check
 from faults.damaged_scores import fill, read
 from faults.places import shared_folder
-from faults.zygote import Ended, drawn, zygote
+from faults.zygote import Ended, draw_moment, zygote
 from offmap import cli
 from offmap.cli.folder import NOTES
 from trained import quick, regression, regressor
@@ -28,18 +28,18 @@ def work(folder: Path, data: str, guard: str) -> None:
 
 
 @cache
-def undisturbed() -> tuple[Ended, Path]:
+def score_undisturbed() -> tuple[Ended, Path]:
     shared = shared_folder()
     fill(shared / "data", FILES, rows=300)
     quick(regressor(), regression(60), regression(30, seed=1)).save(shared / "guard.safetensors")
-    return zygote()(work, shared, *_asked(shared), warm=True).check(), shared
+    return zygote()(work, shared, *_ask(shared), warm=True).check(), shared
 
 
-def _asked(shared: Path) -> tuple[str, str]:
+def _ask(shared: Path) -> tuple[str, str]:
     return str(shared / "data"), str(shared / "guard.safetensors")
 
 
-def noted(folder: Path) -> dict[str, tuple[int, int]]:
+def list_noted(folder: Path) -> dict[str, tuple[int, int]]:
     """Scores with a note, which are finished, and which file it is."""
     found = [folder / "out" / name for name in FILES if (folder / "out" / NOTES / f"{name}.json").exists()]
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
@@ -47,12 +47,12 @@ def noted(folder: Path) -> dict[str, tuple[int, int]]:
 
 def trial(seed: int, folder: Path) -> str:
     """Killed once or twice, then left alone."""
-    rng, (usual, shared) = random.Random(seed), undisturbed()
+    rng, (usual, shared) = random.Random(seed), score_undisturbed()
     ending, before = "finished before the kill", dict[str, tuple[int, int]]()
     for _ in range(rng.choice((1, 1, 2))):
-        ended = zygote()(work, folder, *_asked(shared), moment=drawn(rng, usual))
-        assert before.items() <= noted(folder).items()
-        before = noted(folder)
+        ended = zygote()(work, folder, *_ask(shared), moment=draw_moment(rng, usual))
+        assert before.items() <= list_noted(folder).items()
+        before = list_noted(folder)
         if not ended.killed:
             ended.check()
             break
@@ -60,10 +60,10 @@ def trial(seed: int, folder: Path) -> str:
             np.testing.assert_array_equal(read(path), read(shared / "out" / path.name))
         place = "while a file was written" if ended.begun > ended.ended else "between files"
         ending = f"killed {place}, {'went on' if before else 'began anew'}"
-    result = json.loads(zygote()(work, folder, *_asked(shared)).check().said)
+    result = json.loads(zygote()(work, folder, *_ask(shared)).check().said)
     assert (result["before"], result["files"], result["failed"]) == (len(before), len(FILES), {})
     assert result["rows"] == 300 * len(FILES)
-    assert before.items() <= noted(folder).items()
+    assert before.items() <= list_noted(folder).items()
     assert sorted(path.name for path in (folder / "out").rglob("*") if path.is_file() and path.suffix != ".json") == list(FILES)
     for name in FILES:
         np.testing.assert_array_equal(read(folder / "out" / name), read(shared / "out" / name))

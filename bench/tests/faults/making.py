@@ -35,24 +35,24 @@ def _zoo(name: str) -> Subject:
     return Subject(name, case.build(), case.data, {} if case.output_fn is first_tensor else {"output_fn": case.output_fn})
 
 
-def _trained(name: str, nets: Any, data: Callable[[int], tuple[Any, Any]]) -> Subject:
+def _train(name: str, nets: Any, data: Callable[[int], tuple[Any, Any]]) -> Subject:
     return Subject(name, nets, data, {})
 
 
 TRAINED: dict[str, Callable[[], Subject]] = {
-    "regressor": lambda: _trained("regressor", trained.regressor(), trained.regression),
-    "two targets": lambda: _trained("two targets", trained.regressor(0, 2), lambda n: trained.regression(n, 0, 2)),
-    "log-variance": lambda: _trained("log-variance", trained.regressor(0, 1, log_variance=True), trained.regression),
-    "classifier": lambda: _trained("classifier", trained.classifier(), trained.classes),
-    "binary": lambda: _trained("binary", trained.binary_classifier(), trained.binary),
-    "ensemble": lambda: _trained("ensemble", [trained.regressor(seed) for seed in range(3)], trained.regression),
-    "classifiers": lambda: _trained("classifiers", [trained.classifier(seed) for seed in range(2)], trained.classes),
-    "double": lambda: _trained("double", trained.regressor().double(), trained.regression),
-    "flat": lambda: _trained("flat", trained.Reshaped(trained.regressor()), trained.regression),
+    "regressor": lambda: _train("regressor", trained.regressor(), trained.regression),
+    "two targets": lambda: _train("two targets", trained.regressor(0, 2), lambda n: trained.regression(n, 0, 2)),
+    "log-variance": lambda: _train("log-variance", trained.regressor(0, 1, log_variance=True), trained.regression),
+    "classifier": lambda: _train("classifier", trained.classifier(), trained.classes),
+    "binary": lambda: _train("binary", trained.binary_classifier(), trained.binary),
+    "ensemble": lambda: _train("ensemble", [trained.regressor(seed) for seed in range(3)], trained.regression),
+    "classifiers": lambda: _train("classifiers", [trained.classifier(seed) for seed in range(2)], trained.classes),
+    "double": lambda: _train("double", trained.regressor().double(), trained.regression),
+    "flat": lambda: _train("flat", trained.Reshaped(trained.regressor()), trained.regression),
 }
 
 
-def _spoiled(change: Callable[[nn.Sequential], Any]) -> Callable[[], Any]:
+def _spoil(change: Callable[[nn.Sequential], Any]) -> Callable[[], Any]:
     def make() -> Any:
         net = trained.regressor()
         return change(net) or net
@@ -68,16 +68,16 @@ BAD_NETS: dict[str, Callable[[], Any]] = {
     "text among nets": lambda: [trained.regressor(), "net"],
     "function": lambda: torch.sin,
     "no parameters": nn.ReLU,
-    "NaN": _spoiled(lambda net: net[0].weight.data.fill_(math.nan) is None),
-    "infinite": _spoiled(lambda net: net[2].bias.data.fill_(math.inf) is None),
-    "complex": _spoiled(lambda net: net.to(torch.complex64)),
-    "half": _spoiled(lambda net: net.half()),
+    "NaN": _spoil(lambda net: net[0].weight.data.fill_(math.nan) is None),
+    "infinite": _spoil(lambda net: net[2].bias.data.fill_(math.inf) is None),
+    "complex": _spoil(lambda net: net.to(torch.complex64)),
+    "half": _spoil(lambda net: net.half()),
     "random": lambda: nn.Sequential(nn.Dropout(0.5), *trained.regressor()).train(),
     "other width": lambda: nn.Linear(7, 1),
     "members differ": lambda: [trained.regressor(), trained.classifier()],
     "one twice": lambda: [trained.regressor()] * 2,
-    "zero": _spoiled(lambda net: [p.data.zero_() for p in net.parameters()] and None),
-    "huge": _spoiled(lambda net: [p.data.mul_(1e18) for p in net.parameters()] and None),
+    "zero": _spoil(lambda net: [p.data.zero_() for p in net.parameters()] and None),
+    "huge": _spoil(lambda net: [p.data.mul_(1e18) for p in net.parameters()] and None),
     "lazy": lambda: nn.LazyLinear(1),
     "none out": lambda: trained.Reshaped(nn.Linear(3, 0), 0),
     "embedding": lambda: nn.Embedding(5, 2),

@@ -40,7 +40,7 @@ def _fit(disk: Path) -> None:
 
 def _bench(disk: Path) -> None:
     os.environ["OFFMAP_CACHE"] = str(disk / "cache")
-    outcome = run(damaged_record.planned(), disk / "tiny.jsonl")
+    outcome = run(damaged_record.write_plan(), disk / "tiny.jsonl")
     if outcome.failed:
         raise OSError(*outcome.failures)
 
@@ -50,7 +50,7 @@ def _fill(disk: Path) -> None:
 
 
 def _score(disk: Path) -> None:
-    damaged_scores.scored(disk.with_name(f"{disk.name}-data"), disk / "out")
+    damaged_scores.run_score(disk.with_name(f"{disk.name}-data"), disk / "out")
 
 
 def _export(disk: Path) -> None:
@@ -109,7 +109,7 @@ def finish(folder: Path, name: str) -> None:
 
 
 @cache
-def undisturbed(name: str) -> tuple[Path, int, int]:
+def measure_folder(name: str) -> tuple[Path, int, int]:
     """A folder with all files; their bytes in pages, and the largest one's."""
     folder = shared_folder()
     total, largest = zygote()(finish, folder, name).check().said.split()[-2:]
@@ -121,7 +121,7 @@ def work(folder: Path, name: str, way: str, room: int, finished: str) -> None:
     disk, job, expected = folder / "disk", JOBS[name], Path(finished)
     disk.mkdir()
     job.prepare(disk)
-    way = mounted(disk, way)
+    way = mount(disk, way)
     for path in (path for pattern in job.before for path in expected.glob(pattern)):
         (disk / path.relative_to(expected)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, disk / path.relative_to(expected))
@@ -141,7 +141,7 @@ def work(folder: Path, name: str, way: str, room: int, finished: str) -> None:
     print(f"\n{way}, {name}: {'there was room' if said is None else 'refused by name, finished later'}")
 
 
-def mounted(disk: Path, way: str) -> str:
+def mount(disk: Path, way: str) -> str:
     """The way to make writing fail: as wanted, or, where no disk can be mounted, by a limit of size."""
     try:
         mount_small(disk)
@@ -166,7 +166,7 @@ def trial(seed: int, folder: Path) -> str:
     rng = random.Random(seed)
     name = rng.choice(("guard", "fit", "bench", "scores")) if seed < FEW else "export"
     way = rng.choice(sorted(WAYS))
-    expected, total, largest = undisturbed(name)
+    expected, total, largest = measure_folder(name)
     room = rng.randrange(largest if way == "RLIMIT_FSIZE" else total)
     return zygote()(work, folder, name, way, room, str(expected)).check().said.splitlines()[-1]
 

@@ -68,16 +68,16 @@ def _file(folder: Path, name: str, data: bytes) -> Path:
 
 
 @cache
-def _fitted() -> tuple[nn.Module, offmap.Guard]:
+def _fit() -> tuple[nn.Module, offmap.Guard]:
     net = regressor()
     return net, quick(net, regression(60), regression(30, seed=1))
 
 
 @cache
-def _saved() -> bytes:
+def _save() -> bytes:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "guard.safetensors"
-        _fitted()[1].save(path)
+        _fit()[1].save(path)
         return path.read_bytes()
 
 
@@ -86,7 +86,7 @@ def header_of(content: bytes) -> str:
     return json.loads(content[8 : 8 + size])["__metadata__"]["offmap"].partition(" ")[2]
 
 
-def signed(text: str, content: bytes) -> bytes:
+def sign(text: str, content: bytes) -> bytes:
     """A file whose checksum is right, whatever its header says: whoever wants to deceive computes it too."""
     tensors = load_bytes(content)
     return to_bytes(tensors, metadata={"offmap": f"{checksum(text, tensors)} {text}"})
@@ -94,7 +94,7 @@ def signed(text: str, content: bytes) -> bytes:
 
 def _load(path: Path) -> None:
     """Load a guard; one that is accepted gives scores without NaN."""
-    guard = offmap.load(path, _fitted()[0])
+    guard = offmap.load(path, _fit()[0])
     assert not guard.score(regression(3)[0]).isnan().any()
 
 
@@ -103,7 +103,7 @@ def _guard(data: bytes, folder: Path) -> None:
 
 
 def _guard_header(data: bytes, folder: Path) -> None:
-    _load(_file(folder, "guard.safetensors", signed(data.decode("utf-8", "replace"), _saved())))
+    _load(_file(folder, "guard.safetensors", sign(data.decode("utf-8", "replace"), _save())))
 
 
 @cache
@@ -120,7 +120,7 @@ def _checkpoint(data: bytes, folder: Path) -> None:
 
 
 def _checkpoint_header(data: bytes, folder: Path) -> None:
-    _checkpoint(signed(data.decode("utf-8", "replace"), _state()), folder)
+    _checkpoint(sign(data.decode("utf-8", "replace"), _state()), folder)
 
 
 def _weights(folder: Path) -> list[bytes]:
@@ -183,7 +183,7 @@ def _table(suffix: str) -> Callable[[bytes, Path], None]:
     def read(data: bytes, folder: Path) -> None:
         packed = suffix == ".csv" and data[:2] == b"\x1f\x8b"
         path, refused = _file(folder, f"table{suffix}{'.gz' * packed}", data), None
-        for each in (read_columns, _streamed):
+        for each in (read_columns, _stream):
             try:
                 each(path)
             except REFUSALS as error:
@@ -194,7 +194,7 @@ def _table(suffix: str) -> Callable[[bytes, Path], None]:
     return read
 
 
-def _streamed(path: Path) -> None:
+def _stream(path: Path) -> None:
     with open_table(path) as table:
         for block in table.blocks(table.names[:-1], table.names[-1:]):
             assert np.isfinite(block.x).all()
@@ -271,8 +271,8 @@ def _image(data: bytes, folder: Path) -> None:
 
 
 READERS: dict[str, Reader] = {
-    "guard": Reader(lambda folder: [_saved()], _guard),
-    "guard_header": Reader(lambda folder: [header_of(_saved()).encode()], _guard_header),
+    "guard": Reader(lambda folder: [_save()], _guard),
+    "guard_header": Reader(lambda folder: [header_of(_save()).encode()], _guard_header),
     "checkpoint": Reader(lambda folder: [_state()], _checkpoint),
     "checkpoint_header": Reader(lambda folder: [header_of(_state()).encode()], _checkpoint_header),
     "weights": Reader(_weights, _read_weights),

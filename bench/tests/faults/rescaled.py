@@ -27,7 +27,7 @@ class InUnits(nn.Module):
 
 
 @cache
-def _fitted(a: float, b: float, score: str) -> offmap.Guard:
+def _fit(a: float, b: float, score: str) -> offmap.Guard:
     (x, y), (v, w) = regression(80), regression(60, seed=1)
     return quick(InUnits(regressor(), a, b), (x * a, y * b), (v * a, w * b), score=score, progress=False)
 
@@ -37,8 +37,8 @@ def trial(seed: int, folder: Path) -> str:
     rng = random.Random(seed)
     a, b = (10 ** rng.uniform(-8, 8) for _ in range(2))
     score = rng.choice(["default", "distance", "epistemic", "paper"])
-    x, near = 2 * inputs(40, seed), _fitted(0.5, 0.5, score)
-    far = _fitted.__wrapped__(a, b, score)
+    x, near = 2 * inputs(40, seed), _fit(0.5, 0.5, score)
+    far = _fit.__wrapped__(a, b, score)
     power = 0 if score in ("default", "distance") else 2
     expected, found = near(x / 2), far(x * a)
     _alike(found.score.double() / b**power, expected.score.double() * 2**power, seed)

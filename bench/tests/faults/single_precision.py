@@ -57,7 +57,7 @@ class Fitted(NamedTuple):
 def trial(seed: int, folder: Path) -> str:
     """One model of the zoo: the even seeds along its axes, the odd ones along its principal directions."""
     name, basis = MODELS[seed // 2 % len(MODELS)], ("identity", "svd")[seed % 2]
-    single, double = (_fitted(ZOO[name], basis, dtype) for dtype in (torch.float32, torch.float64))
+    single, double = (_fit(ZOO[name], basis, dtype) for dtype in (torch.float32, torch.float64))
     scores = single.guard.score(single.inputs).double(), double.guard.score(double.inputs)
     assert bool(scores[0].isfinite().all()), name
     if basis == "svd":
@@ -107,7 +107,7 @@ def _alike(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None
     assert apart < tolerance, f"{what}: {apart:.1e} apart"
 
 
-def _fitted(case: Case, basis: str, dtype: torch.dtype) -> Fitted:
+def _fit(case: Case, basis: str, dtype: torch.dtype) -> Fitted:
     def cast(data: Any) -> Any:
         return tree_map(lambda t: t.to(dtype) if t.is_floating_point() else t, data)
 

@@ -25,7 +25,7 @@ def test_axes_have_no_directions_to_leave_open():
     assert not leaves_open(observe(stack_models(ZOO["unet"].build()), lambda rows: [x], rotated=False).bases)
 
 
-def turned(phi: list[list[float]], v: torch.Tensor) -> WeightDistribution:
+def rotate_scale(phi: list[list[float]], v: torch.Tensor) -> WeightDistribution:
     scale = torch.tensor([phi], dtype=torch.float64)
     frame = MatrixView(view=(2, 3), outs=(0,), axes=(1,), blocks=(2,))
     return WeightDistribution(
@@ -39,9 +39,9 @@ def test_the_law_is_that_of_any_basis_of_equals_and_of_no_other():
     other[:, 1:] = v[:, 1:] @ torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
     alike, unlike = [[1.0, 2.0, 2.0], [3.0, 5.0, 5.0]], [[1.0, 2.0, 4.0], [3.0, 5.0, 5.0]]
     expected = torch.stack([v @ torch.tensor(row, dtype=torch.float64).square().diag() @ v.mT for row in alike])
-    one, two = (law(turned(alike, each.view(1, 1, 1, 3, 3)))["w"] for each in (v, other))
+    one, two = (law(rotate_scale(alike, each.view(1, 1, 1, 3, 3)))["w"] for each in (v, other))
     torch.testing.assert_close(one, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(two, expected, rtol=0, atol=1e-12)
-    three, four = (law(turned(unlike, each.view(1, 1, 1, 3, 3)))["w"] for each in (v, other))
+    three, four = (law(rotate_scale(unlike, each.view(1, 1, 1, 3, 3)))["w"] for each in (v, other))
     assert float((three - four)[0].abs().max()) > 1
     torch.testing.assert_close(three[1], four[1], rtol=0, atol=1e-12)

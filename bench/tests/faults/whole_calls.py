@@ -49,7 +49,7 @@ def _silent(error: OffmapError) -> str:
 
 
 @contextmanager
-def untouched(nets: Any) -> Iterator[None]:
+def keep_untouched(nets: Any) -> Iterator[None]:
     """Weights, modes and hooks of models, and the global random state, are afterwards as they were, whatever happens."""
     models = [net for net in (nets if isinstance(nets, list) else [nets]) if isinstance(net, nn.Module)]
     before, state = [_snapshot(net) for net in models], torch.random.get_rng_state()
@@ -86,10 +86,10 @@ def right(result: offmap.Result, rows: int) -> None:
     assert not result.score.isnan().any(), "a score is NaN"
     assert result.ood.dtype == torch.bool
     assert ((result.p_value > 0) & (result.p_value <= 1)).all(), "p-values between 0 and 1"
-    predicted(result, rows)
+    check_predicted(result, rows)
 
 
-def predicted(said: offmap.Prediction, rows: int) -> None:
+def check_predicted(said: offmap.Prediction, rows: int) -> None:
     """A regression has mean and std, a classification probabilities and labels."""
     if said.mean is not None:
         assert said.std is not None
@@ -126,7 +126,7 @@ def fit(make: Maker, folder: Path) -> None:
         options["calibration"] = make.data(subject)
     if make.rng.random() < 0.05:
         options["checkpoint"] = make.pick([folder / "state", folder, str(folder / "no" / "state"), 3, ""])
-    with untouched(nets):
+    with keep_untouched(nets):
         guard = offmap.fit(nets, train, valid, **options)
     assert guard.threshold == guard.threshold
     x = subject.data(3)[0]
@@ -134,14 +134,14 @@ def fit(make: Maker, folder: Path) -> None:
 
 
 @cache
-def fitted(name: str) -> tuple[Subject, offmap.Guard]:
+def fit_named(name: str) -> tuple[Subject, offmap.Guard]:
     """A guard of a trained model, the same for all calls of a process."""
     subject = TRAINED[name]()
     return subject, offmap.fit(subject.nets, subject.data(60), subject.data(40), **LIGHT)
 
 
 def _guard(make: Maker) -> tuple[Subject, offmap.Guard]:
-    return fitted(make.pick(TRAINED))
+    return fit_named(make.pick(TRAINED))
 
 
 def ask(make: Maker, folder: Path) -> None:
@@ -156,12 +156,12 @@ def ask(make: Maker, folder: Path) -> None:
         "prediction_set": lambda: make.options({"level": (0.5, 0.95, 0.999)}, 1),
         "samples": lambda: make.options({"draws": (1, 3), "clip": (None, 0.1)}, 2),
     }.get(method, dict)()
-    with untouched(subject.nets):
-        made = known(getattr(guard, method), x, options)
+    with keep_untouched(subject.nets):
+        made = call_known(getattr(guard, method), x, options)
     if isinstance(made, offmap.Result):
         right(made, rows_of(x))
     elif isinstance(made, offmap.Prediction):
-        predicted(made, rows_of(x))
+        check_predicted(made, rows_of(x))
     elif isinstance(made, offmap.Interval):
         assert (made.lower <= made.upper).all()
         assert len(made.lower) == rows_of(x)
@@ -170,7 +170,7 @@ def ask(make: Maker, folder: Path) -> None:
         assert made.shape[1 if method == "samples" else 0] == rows_of(x)
 
 
-def known(function: Callable[..., Any], x: Any, options: dict[str, Any]) -> Any:
+def call_known(function: Callable[..., Any], x: Any, options: dict[str, Any]) -> Any:
     """Call a method without `**options`: of a name that it does not have, Python itself says so."""
     try:
         return function(x, **options)
@@ -183,8 +183,8 @@ def known(function: Callable[..., Any], x: Any, options: dict[str, Any]) -> Any:
 
 def calibrate(make: Maker, folder: Path) -> None:
     subject, guard = _guard(make)
-    with untouched(subject.nets):
-        made = known(guard.calibrate, make.data(subject), make.options({"false_alarms": (0.01, 0.05, 0.5)}, 1))
+    with keep_untouched(subject.nets):
+        made = call_known(guard.calibrate, make.data(subject), make.options({"false_alarms": (0.01, 0.05, 0.5)}, 1))
     assert 0 < made.calibration.false_alarms < 1
     right(made(subject.data(2)[0]), 2)
 
@@ -196,7 +196,7 @@ def keep(make: Maker, folder: Path) -> None:
     path = make.pick(odd) if make.now() else folder / "guard"
     guard.save(path)
     other = make.nets(make.subject().nets) if make.now() else subject.nets
-    with untouched(other):
+    with keep_untouched(other):
         again = offmap.load(path, other, strict=make.pick([True, False]))
     x = subject.data(3)[0]
     assert torch.equal(again.score(x), guard.score(x))
@@ -211,7 +211,7 @@ def detect(make: Maker, folder: Path) -> None:
     good = {"false_alarms": (0.05, 0.5), "rows": (10, 1000), "batch_size": (4, 100), "seed": (0, 3), "features": (None,)}
     options = make.options(good | dict.fromkeys(DETECTORS[method].options, (1, 0.5, 3)), 2)
     method = make.pick(WRONG) if make.rng.random() < make.wild / 3 else method
-    with untouched(nets):
+    with keep_untouched(nets):
         found = offmap.detect(nets, make.data(subject), valid, method=method, **options)
         result = found(subject.data(3)[0])
     right(result, 3)
@@ -223,8 +223,8 @@ def evaluate(make: Maker, folder: Path) -> None:
     ood: Any = {"far": make.inputs(subject, 12), "near": make.data(subject)}
     ood = make.pick([{}, None, "far", [ood], {"test": ood["far"]}, {3: ood["far"]}]) if make.now() else ood
     options = make.options({"positive": ("id", "ood"), "target": ("labels",)}, 1)
-    with untouched(subject.nets):
-        made = known(lambda data, **given: offmap.evaluate(scorers, data, ood, **given), make.data(subject), options)
+    with keep_untouched(subject.nets):
+        made = call_known(lambda data, **given: offmap.evaluate(scorers, data, ood, **given), make.data(subject), options)
     for row in made.rows:
         for name in ("auroc", "fpr95", "aupr_in", "aupr_out", "coverage", "accuracy"):
             assert 0 <= row.get(name, 0.5) <= 1, f"{name} is {row[name]}"
@@ -235,8 +235,8 @@ def evaluate(make: Maker, folder: Path) -> None:
 def diagnose(make: Maker, folder: Path) -> None:
     subject, guard = _guard(make)
     chosen = make.pick(WRONG) if make.rng.random() < make.wild / 3 else guard
-    with untouched(subject.nets):
-        made = known(lambda data, **given: offmap.diagnose(chosen, data, **given), make.data(subject),
+    with keep_untouched(subject.nets):
+        made = call_known(lambda data, **given: offmap.diagnose(chosen, data, **given), make.data(subject),
                      make.options({"draws": (0, 2), "eps": (1e-4, 0.1)}, 1))  # fmt: skip
     assert str(made)
 
@@ -246,8 +246,8 @@ def distill(make: Maker, folder: Path) -> None:
     chosen = make.pick(WRONG) if make.rng.random() < make.wild / 3 else guard
     options = {"rows": 100} | make.options({"false_alarms": (0.05, 0.5), "seed": (0, 5)}, 1)
     valid = make.data(subject)
-    with untouched(subject.nets):
-        made = known(lambda data, **given: offmap.distill(chosen, data, valid, **given), make.data(subject), options)
+    with keep_untouched(subject.nets):
+        made = call_known(lambda data, **given: offmap.distill(chosen, data, valid, **given), make.data(subject), options)
     right(made(subject.data(3)[0]), 3)
 
 
@@ -260,8 +260,8 @@ def over(make: Maker, folder: Path) -> None:
     options: dict[str, Any] = {"draws": 4} | make.options(good, 2)
     if make.rng.random() < 0.3:
         options["train"] = make.data(subject)
-    with untouched(subject.nets):
-        made = known(lambda data, **given: offmap.guard(predictive, data, **given), make.data(subject), options)
+    with keep_untouched(subject.nets):
+        made = call_known(lambda data, **given: offmap.guard(predictive, data, **given), make.data(subject), options)
     right(made(subject.data(3)[0]), 3)
 
 

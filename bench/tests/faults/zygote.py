@@ -103,7 +103,7 @@ def zygote() -> Zygote:
     return made
 
 
-def drawn(rng: random.Random, usual: Ended) -> Moment:
+def draw_moment(rng: random.Random, usual: Ended) -> Moment:
     """Half of the time any moment of a life like the usual one, and a little beyond; else one while a file is written."""
     if rng.random() < 0.5 or not usual.begun:
         return Moment(rng.uniform(0, 1.05 * usual.seconds))
@@ -128,10 +128,10 @@ def _serve() -> None:
                 work(Path(other), *args)
         threads = len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else 1
         assert threads == 1, "A process with threads cannot be forked soundly."
-        print(json.dumps(asdict(_forked(work, Path(folder), args, Moment(**moment)))), flush=True)
+        print(json.dumps(asdict(_fork(work, Path(folder), args, Moment(**moment)))), flush=True)
 
 
-def _forked(work: Callable[..., Any], folder: Path, args: list[Any], moment: Moment) -> Ended:
+def _fork(work: Callable[..., Any], folder: Path, args: list[Any], moment: Moment) -> Ended:
     log = folder.with_name(f"{folder.name}.log")
     log.touch()
     read, write = os.pipe()
@@ -141,7 +141,7 @@ def _forked(work: Callable[..., Any], folder: Path, args: list[Any], moment: Mom
         os.close(read)
         os._exit(_live(work, folder, args, log, write))
     os.close(write)
-    begun, ended, writing = _watched(read, moment, start)
+    begun, ended, writing = _watch(read, moment, start)
     os.kill(child, signal.SIGKILL)  # it is gone already, or it is time; its number is its own until we have waited for it
     os.close(read)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -150,7 +150,7 @@ def _forked(work: Callable[..., Any], folder: Path, args: list[Any], moment: Mom
     return Ended(code, time.monotonic() - start, begun, ended, writing / max(ended, 1), said)
 
 
-def _watched(pipe: int, moment: Moment, start: float) -> tuple[int, int, float]:
+def _watch(pipe: int, moment: Moment, start: float) -> tuple[int, int, float]:
     """Until the child's end or the moment: how many files it began and ended, and the seconds from the one to the other."""
     begun, ended, writing, since = 0, 0, 0.0, start
     end = start + (LIMIT if moment.file else moment.seconds)
@@ -175,13 +175,13 @@ def _live(work: Callable[..., Any], folder: Path, args: list[Any], log: Path, pi
     os.dup2(out, 2)
     os.chdir(folder)
 
-    def heard(event: str, args: tuple[Any, ...]) -> None:
+    def hear(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and str(args[0]).endswith(".part"):
             os.write(pipe, b"<")
         elif event == "os.rename" and str(args[0]).endswith(".part"):
             os.write(pipe, b">")
 
-    sys.addaudithook(heard)
+    sys.addaudithook(hear)
     try:
         work(folder, *args)
         return 0

@@ -29,7 +29,7 @@ def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 32)
     return load_rows(as_batches(data, PLACE, name=name, batch_size=batch_size))
 
 
-def fitted(setting: str, nets: Any = None, **options: Any) -> Stochastic:
+def fit_bnn(setting: str, nets: Any = None, **options: Any) -> Stochastic:
     nets = nets or [trained.regressor(m, log_variance=True) for m in range(2)]
     config = replace(ABLATION[setting], **QUICK | options)
     train, valid = rows(trained.regression(60)), rows(trained.regression(30, 1), "valid")
@@ -51,7 +51,7 @@ def test_the_settings_are_the_columns_of_the_papers_tables() -> None:
 def test_every_setting_runs_on_regression_and_ends_at_or_below_the_threshold(setting: str) -> None:
     nets = [trained.regressor(m, log_variance=True) for m in range(2)]
     before = [{n: p.detach().clone() for n, p in net.named_parameters()} for net in nets]
-    made = fitted(setting, nets)
+    made = fit_bnn(setting, nets)
     history = made.history
     assert all(risk <= bound + 1e-6 for risk, bound in zip(history.final_risk, history.max_risk, strict=True))
     assert history.final_entropy[0] > history.entropy[0][0] or history.kept[0] == 0
@@ -86,7 +86,7 @@ def test_every_setting_runs_on_two_moons(setting: str, moon_net: nn.Module) -> N
 
 def test_a_wider_prior_gives_more_entropy() -> None:
     free = {"max_risk": 1e6, "steps": 400, "lr": 0.03}
-    small, large = (fitted(f"nosvd_frozen_{size}", **free).history.final_entropy[0] for size in ("small", "large"))
+    small, large = (fit_bnn(f"nosvd_frozen_{size}", **free).history.final_entropy[0] for size in ("small", "large"))
     assert large > small + 0.1
 
 
@@ -147,7 +147,7 @@ def test_on_a_linear_gaussian_model_it_reaches_the_mean_field_posterior(prior_va
 def test_a_trained_mean_ends_with_the_state_that_was_kept() -> None:
     """A prior so heavy that later states fail: mean and φ come from the same, earlier check."""
     options = {"tradeoff": 1e3, "lr": 0.005, "check_every": 2, "steps": 40}
-    made = fitted("nosvd_unfrozen_small", trained.regressor(log_variance=True), **options)
+    made = fit_bnn("nosvd_unfrozen_small", trained.regressor(log_variance=True), **options)
     assert made.history.risk[-1][0] > made.history.max_risk[0]
     assert made.history.kept[0] > 0
     kept = made.history.step.index(made.history.kept[0])
@@ -156,14 +156,14 @@ def test_a_trained_mean_ends_with_the_state_that_was_kept() -> None:
 
 def test_uniform_noise_and_its_width_are_allowed() -> None:
     for noise in ("uniform", Uniform(1.0)):
-        assert fitted("svd_frozen_small", noise=noise).history.stop_reason == "finished"
+        assert fit_bnn("svd_frozen_small", noise=noise).history.stop_reason == "finished"
 
 
 def test_a_guard_with_a_trained_mean_says_that_it_cannot_be_saved(tmp_path: Any) -> None:
-    guard = offmap.guard(fitted("nosvd_unfrozen_small"), trained.regression(30, 1), draws=4)
+    guard = offmap.guard(fit_bnn("nosvd_unfrozen_small"), trained.regression(30, 1), draws=4)
     with pytest.raises(ConfigError, match="A guard whose mean was trained cannot be saved: a file holds no weights"):
         guard.save(tmp_path / "guard.safetensors")
-    frozen = fitted("svd_frozen_small")
+    frozen = fit_bnn("svd_frozen_small")
     offmap.guard(frozen, trained.regression(30, 1), draws=4).save(tmp_path / "guard.safetensors")
 
 
@@ -182,13 +182,13 @@ BAD = {
 def test_impossible_settings_are_refused(field: str) -> None:
     value, message = BAD[field]
     with pytest.raises(ConfigError, match=message):
-        fitted("nosvd_frozen_small", **{field: value})
+        fit_bnn("nosvd_frozen_small", **{field: value})
 
 
 def test_svd_wants_a_frozen_mean_and_the_divergence_a_density() -> None:
     with pytest.raises(ConfigError, match="Expected `mean='frozen'` with `basis='svd'`: the basis belongs to the activations"):
-        fitted("svd_frozen_small", mean="trained")
+        fit_bnn("svd_frozen_small", mean="trained")
     with pytest.raises(
         ConfigError, match="Expected noise with a density, such as uniform or normal, for a KL divergence in closed form"
     ):
-        fitted("nosvd_frozen_small", noise=NOISES["rademacher"])
+        fit_bnn("nosvd_frozen_small", noise=NOISES["rademacher"])

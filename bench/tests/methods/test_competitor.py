@@ -146,12 +146,12 @@ def test_training_ends_when_every_setting_has_diverged(caplog: pytest.LogCapture
     made, asked = stack(), list[int]()
     losses = failing(made, None, 5)
 
-    def counted(step: int, batch: Batch) -> Tensor:
+    def count(step: int, batch: Batch) -> Tensor:
         asked.append(step)
         return losses(step, batch)
 
     with caplog.at_level(logging.WARNING, "offmap"):
-        train_stack(made, counted, PROBLEM, QUICK)
+        train_stack(made, count, PROBLEM, QUICK)
     assert asked == list(range(6))
     assert caplog.messages == [
         "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`."

@@ -26,7 +26,7 @@ def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 16)
     return load_rows(as_batches(data, PLACE, name=name, batch_size=batch_size))
 
 
-def trained(nets: Any, *, seed: int = 0, law: Any = LAW, data: Any = regression, **config: Any) -> Any:
+def train_nets(nets: Any, *, seed: int = 0, law: Any = LAW, data: Any = regression, **config: Any) -> Any:
     settings = deep_ensemble.Config(**{"steps": 30, "check_every": 10, "lr": 0.01} | config)
     return deep_ensemble.fit(nets, rows(data(60, 0)), rows(data(30, 1), "valid"), likelihood=law, config=settings, seed=seed)
 
@@ -34,7 +34,7 @@ def trained(nets: Any, *, seed: int = 0, law: Any = LAW, data: Any = regression,
 def test_training_lowers_the_validation_nll_and_leaves_the_nets_alone() -> None:
     net = mlp(3, 1, hidden=[8]).train()
     before = {n: p.detach().clone() for n, p in net.named_parameters()}
-    predictive = trained(net, steps=200)
+    predictive = train_nets(net, steps=200)
     x, y = regression(30, 1)
     error = [(out - y).square().mean() for out in (net(x)[:, 0], predictive.outputs(x, 1)[0, :, 0])]
     assert error[1] < 0.3 * error[0]
@@ -45,10 +45,10 @@ def test_training_lowers_the_validation_nll_and_leaves_the_nets_alone() -> None:
 def test_members_trained_together_are_the_members_trained_alone() -> None:
     nets = [mlp(3, 1, hidden=[8], seed=s) for s in range(3)]
     # an ε so large that Adam feels the size of the loss
-    together = trained(nets, adam_epsilon=1.0)
+    together = train_nets(nets, adam_epsilon=1.0)
     x = inputs(9, 5)
     for member, net in enumerate(nets):
-        alone = trained(net, adam_epsilon=1.0)
+        alone = train_nets(net, adam_epsilon=1.0)
         torch.testing.assert_close(together.outputs(x, 1)[member], alone.outputs(x, 1)[0], rtol=1e-4, atol=1e-5)
 
 
@@ -69,7 +69,7 @@ def test_a_stack_takes_the_steps_of_the_model_it_is_made_of() -> None:
 
 
 def test_outputs_are_those_of_the_trained_nets() -> None:
-    predictive = trained([mlp(3, 1, hidden=[8], seed=s) for s in range(3)])
+    predictive = train_nets([mlp(3, 1, hidden=[8], seed=s) for s in range(3)])
     x = inputs(9, 5)
     assert predictive.members == 3
     assert isinstance(predictive, offmap.Predictive)
@@ -80,7 +80,7 @@ def test_outputs_are_those_of_the_trained_nets() -> None:
 @pytest.mark.parametrize("steps", [1, 7, 99])
 def test_training_shorter_than_a_check_is_not_lost(steps: int) -> None:
     net = mlp(3, 1, hidden=[8])
-    predictive = trained(net, steps=steps, check_every=100)
+    predictive = train_nets(net, steps=steps, check_every=100)
     x = inputs(9, 5)
     assert not torch.allclose(predictive.outputs(x, 1)[0], net(x))
 
@@ -91,21 +91,21 @@ def test_the_best_state_is_kept_and_not_the_last() -> None:
     held = rows(regression(30, 1), "valid")
     found: list[float] = []
     for steps in range(1, 16):
-        last = trained(net, steps=steps, check_every=1000, lr=0.5)  # one check, at the end
+        last = train_nets(net, steps=steps, check_every=1000, lr=0.5)  # one check, at the end
         found.append(LAW.nll(last.outputs(held.inputs, 1), held.targets).mean(1).item())
-    best = trained(net, steps=15, check_every=1, lr=0.5)
+    best = train_nets(net, steps=15, check_every=1, lr=0.5)
     assert LAW.nll(best.outputs(held.inputs, 1), held.targets).mean(1).item() == pytest.approx(min(found), rel=1e-4)
     assert min(found) < found[-1]
 
 
 def test_seed_decides_the_order_of_batches_alone() -> None:
     net, x = mlp(3, 1, hidden=[8]), inputs(9, 5)
-    assert torch.equal(trained(net).outputs(x, 1), trained(net).outputs(x, 1))
-    assert not torch.equal(trained(net).outputs(x, 1), trained(net, seed=1).outputs(x, 1))
+    assert torch.equal(train_nets(net).outputs(x, 1), train_nets(net).outputs(x, 1))
+    assert not torch.equal(train_nets(net).outputs(x, 1), train_nets(net, seed=1).outputs(x, 1))
 
 
 def test_divergence_keeps_finite_weights_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    predictive = trained(mlp(3, 1, hidden=[8]), lr=1e25)
+    predictive = train_nets(mlp(3, 1, hidden=[8]), lr=1e25)
     assert predictive.outputs(inputs(9, 5), 1).isfinite().all()
     assert caplog.messages == [
         "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`."
@@ -113,7 +113,7 @@ def test_divergence_keeps_finite_weights_and_is_said(caplog: pytest.LogCaptureFi
 
 
 def test_classifiers_train_too() -> None:
-    predictive = trained([mlp(3, 3, hidden=[8], seed=s) for s in range(2)], law=offmap.Categorical(), data=classes, steps=200)
+    predictive = train_nets([mlp(3, 3, hidden=[8], seed=s) for s in range(2)], law=offmap.Categorical(), data=classes, steps=200)
     x, y = classes(60, 4)
     made = offmap.guard(predictive, classes(30, 1))
     assert (made.predict(x).label == y).float().mean() > 0.8
@@ -121,7 +121,7 @@ def test_classifiers_train_too() -> None:
 
 
 def test_mean_nll_is_per_member() -> None:
-    predictive = trained([mlp(3, 1, hidden=[8], seed=s) for s in range(2)])
+    predictive = train_nets([mlp(3, 1, hidden=[8], seed=s) for s in range(2)])
     x, y = regression(30, 1)
     slow = [-torch.distributions.Normal(net(x)[:, 0], 0.1**0.5).log_prob(y).mean() for net in predictive.nets()]
     held = rows((x, y), "valid")
@@ -132,7 +132,7 @@ def test_mean_nll_is_per_member() -> None:
 
 def test_members_of_different_architecture_are_refused() -> None:
     with pytest.raises(ModelError, match="Expected members of one architecture, but `0.weight` is"):
-        trained([mlp(3, 1, hidden=[8]), mlp(3, 1, hidden=[9])])
+        train_nets([mlp(3, 1, hidden=[8]), mlp(3, 1, hidden=[9])])
 
 
 def test_buffers_that_differ_stay_with_their_member() -> None:
@@ -142,7 +142,7 @@ def test_buffers_that_differ_stay_with_their_member() -> None:
         return net.eval()
 
     torch.manual_seed(0)
-    predictive = trained([build(0.0), build(1.0)], steps=2)
+    predictive = train_nets([build(0.0), build(1.0)], steps=2)
     assert [net[1].running_mean[0].item() for net in predictive.nets()] == [0.0, 1.0]
     x = inputs(9, 5)
     torch.testing.assert_close(predictive.outputs(x, 1), torch.stack([net(x) for net in predictive.nets()]))

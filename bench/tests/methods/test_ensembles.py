@@ -41,7 +41,7 @@ def models(count: int = 3, dropout: float = 0.0) -> list[nn.Module]:
     return [mlp(3, 2, hidden=[8, 8], dropout=dropout, seed=seed) for seed in range(count)]
 
 
-def trained(method: Any, nets: Any, *, seed: int = 0, data: Any = regression, law: Any = None, **config: Any) -> Any:
+def train_nets(method: Any, nets: Any, *, seed: int = 0, data: Any = regression, law: Any = None, **config: Any) -> Any:
     settings = method.Config(**{"steps": 30, "check_every": 10, "lr": 0.01} | config)
     law = law or offmap.Gaussian()
     runtime = Runtime(progress=False)
@@ -55,7 +55,7 @@ def test_training_repeats_lowers_the_error_and_leaves_the_nets_alone(name: str) 
     nets = models()
     before = [{n: p.detach().clone() for n, p in net.named_parameters()} for net in nets]
     options = {"max_risk": 5.0} if name == "dare" else {}
-    predictive = trained(METHODS[name], nets, steps=100, **options)
+    predictive = train_nets(METHODS[name], nets, steps=100, **options)
     assert isinstance(predictive, offmap.Predictive)
     x, y = regression(30, 1)
     outputs = predictive.outputs(x, 50, clip=0.1, seed=7)
@@ -65,14 +65,14 @@ def test_training_repeats_lowers_the_error_and_leaves_the_nets_alone(name: str) 
     assert (outputs[..., 0].mean(0) - y).square().mean() < 0.5 * (start - y).square().mean()
     for net, own in zip(nets, before, strict=True):
         assert all(torch.equal(own[n], p) and p.requires_grad for n, p in net.named_parameters())
-    assert torch.equal(outputs, trained(METHODS[name], nets, steps=100, **options).outputs(x, 1))
-    assert not torch.equal(outputs, trained(METHODS[name], nets, steps=100, seed=1, **options).outputs(x, 1))
+    assert torch.equal(outputs, train_nets(METHODS[name], nets, steps=100, **options).outputs(x, 1))
+    assert not torch.equal(outputs, train_nets(METHODS[name], nets, steps=100, seed=1, **options).outputs(x, 1))
 
 
 @pytest.mark.parametrize("name", ["negative_correlation", "overall_diversity", "anchored", "repulsive"])
 def test_classifiers_train_too(name: str) -> None:
     nets = [mlp(3, 3, hidden=[8], seed=s) for s in range(2)]
-    predictive = trained(METHODS[name], nets, law=offmap.Categorical(), data=classes, steps=200)
+    predictive = train_nets(METHODS[name], nets, law=offmap.Categorical(), data=classes, steps=200)
     x, y = classes(60, 4)
     assert (offmap.guard(predictive, classes(30, 1)).predict(x).label == y).float().mean() > 0.75
 
@@ -103,7 +103,7 @@ def test_a_penalty_on_agreement_gives_disagreement(method: Any, tradeoff: float,
     """On the training inputs themselves, and around them."""
     x = width * regression(60)[0]
     none, some = (
-        trained(method, models(5), steps=100, check_every=1000, tradeoff=t).outputs(x, 1)[..., 0].var(0).mean()
+        train_nets(method, models(5), steps=100, check_every=1000, tradeoff=t).outputs(x, 1)[..., 0].var(0).mean()
         for t in (0.0, tradeoff)
     )
     assert some > 1.2 * none
@@ -114,8 +114,8 @@ def test_repelled_members_end_further_apart() -> None:
         flat = torch.stack([torch.cat([p.detach().flatten() for p in net.parameters()]) for net in predictive.nets()])
         return float(torch.pdist(flat).mean())
 
-    plain = trained(deep_ensemble, models(), steps=150, check_every=1000)
-    assert apart(trained(repulsive, models(), steps=150, check_every=1000, fixed_median=True)) > 1.05 * apart(plain)
+    plain = train_nets(deep_ensemble, models(), steps=150, check_every=1000)
+    assert apart(train_nets(repulsive, models(), steps=150, check_every=1000, fixed_median=True)) > 1.05 * apart(plain)
 
 
 def test_anchors_are_drawn_once_for_a_member_and_pull_it() -> None:
@@ -129,7 +129,7 @@ def test_anchors_are_drawn_once_for_a_member_and_pull_it() -> None:
     normal = torch.cat([stack.by_setting(a)[1].flatten() / 3 for a in made.values()])
     assert normal.mean().item() == pytest.approx(0, abs=0.15)
     assert normal.std().item() == pytest.approx(1, abs=0.1)
-    held = trained(anchored, nets, seed=5, tradeoff=1e4, anchor_scale=0.1, steps=400, check_every=1000)
+    held = train_nets(anchored, nets, seed=5, tradeoff=1e4, anchor_scale=0.1, steps=400, check_every=1000)
     for n, w in held.weights.items():
         torch.testing.assert_close(w, stack.by_setting(made[n])[0], rtol=0, atol=0.02)
 
@@ -138,7 +138,7 @@ def test_dare_grows_weights_and_stays_at_or_below_the_threshold() -> None:
     nets = [copy_model(regressor(m, log_variance=True)) for m in range(2)]
     valid = rows(regression(30, 1), "valid")
     problem = Problem(valid, valid, offmap.Gaussian())
-    made = trained(dare, nets, steps=200, lr=1e-3)
+    made = train_nets(dare, nets, steps=200, lr=1e-3)
     stack = Stack.build(nets, valid.inputs, Runtime(progress=False))
     bound = member_max_risks(stack, problem)
     losses = torch.stack([
@@ -158,20 +158,20 @@ def test_dare_grows_weights_and_stays_at_or_below_the_threshold() -> None:
 
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="Expected at least two nets, which can repel each other, but got one."):
-        trained(repulsive, models(1))
+        train_nets(repulsive, models(1))
     with pytest.raises(ConfigError, match="Expected `bandwidth` to be a number above 0 or None, but got 0.0."):
-        trained(repulsive, models(), bandwidth=0.0)
+        train_nets(repulsive, models(), bandwidth=0.0)
     for method in (negative_correlation, overall_diversity, anchored, dare):
         with pytest.raises(ConfigError, match="Expected `tradeoff` to be a number ≥ 0, but got -1.0."):
-            trained(method, models(), tradeoff=-1.0)
+            train_nets(method, models(), tradeoff=-1.0)
     with pytest.raises(ConfigError, match="Expected `anchor_scale` to be a number ≥ 0, but got -1.0."):
-        trained(anchored, models(), anchor_scale=-1.0)
+        train_nets(anchored, models(), anchor_scale=-1.0)
     with pytest.raises(ConfigError, match="Expected `dropout` to be a number from 0 to below 1, but got 1.0."):
-        trained(mc_dropout, models(dropout=0.1), dropout=1.0)
+        train_nets(mc_dropout, models(dropout=0.1), dropout=1.0)
 
 
 def test_one_net_alone_is_a_plain_net() -> None:
     """Nothing to differ from: the penalty is 0."""
-    x, plain = inputs(9, 5), trained(deep_ensemble, models(1))
+    x, plain = inputs(9, 5), train_nets(deep_ensemble, models(1))
     for method in (negative_correlation, overall_diversity):
-        assert torch.equal(trained(method, models(1), tradeoff=1.0).outputs(x, 1), plain.outputs(x, 1))
+        assert torch.equal(train_nets(method, models(1), tradeoff=1.0).outputs(x, 1), plain.outputs(x, 1))

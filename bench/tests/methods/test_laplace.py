@@ -28,7 +28,7 @@ def rows(data: tuple[Any, Tensor], name: str = "train") -> Rows:
     return load_rows(as_batches(data, PLACE, name=name, batch_size=32))
 
 
-def fitted(nets: Any = None, law: Any = None, data: Any = trained.regression, **options: Any) -> Approximated:
+def fit_laplace(nets: Any = None, law: Any = None, data: Any = trained.regression, **options: Any) -> Approximated:
     nets = nets or trained.regressor(log_variance=True)
     return laplace.fit(
         nets, rows(data(60)), rows(data(30, 1), "valid"), likelihood=law or offmap.Gaussian(), config=Config(**options)
@@ -43,7 +43,7 @@ def posterior(made: Approximated, member: int = 0) -> Any:
 @needed
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
 def test_linear_draws_have_the_variance_that_laplace_torch_computes(structure: Any) -> None:
-    made = fitted(structure=structure)
+    made = fit_laplace(structure=structure)
     mean, variance = posterior(made)(X, pred_type="glm")
     outputs = made.outputs(X, 1000, seed=1)[..., 0]
     torch.testing.assert_close(outputs.var(0), variance.flatten().detach(), rtol=0.2, atol=0)
@@ -52,7 +52,7 @@ def test_linear_draws_have_the_variance_that_laplace_torch_computes(structure: A
 
 @needed
 def test_linear_draws_are_the_tangent_at_the_trained_weights() -> None:
-    made = fitted()
+    made = fit_laplace()
     net = posterior(made).model
     jacobian = torch.func.jacrev(lambda w: torch.func.functional_call(net, w, (X,)))(dict(net.named_parameters()))
     delta = made.draw(range(3), 4)
@@ -63,7 +63,7 @@ def test_linear_draws_are_the_tangent_at_the_trained_weights() -> None:
 
 @needed
 def test_sampled_draws_are_laplace_torchs_own_nets() -> None:
-    made = fitted([trained.regressor(m, log_variance=True) for m in range(2)], kind="sampled")
+    made = fit_laplace([trained.regressor(m, log_variance=True) for m in range(2)], kind="sampled")
     outputs = made.outputs(X, 3, seed=4).unflatten(0, (2, 3))
     for member in range(2):
         for draw in range(3):
@@ -76,7 +76,7 @@ def test_sampled_draws_are_laplace_torchs_own_nets() -> None:
 @pytest.mark.parametrize("kind", ["linear", "sampled"])
 def test_log_variances_stay_the_models_own(kind: Any) -> None:
     net = trained.regressor(log_variance=True)
-    outputs = fitted(net, kind=kind).outputs(X, 4)
+    outputs = fit_laplace(net, kind=kind).outputs(X, 4)
     torch.testing.assert_close(outputs[..., 1], net(X)[:, 1].detach().expand(4, -1))
     assert outputs[..., 0].std(0).min() > 0
 
@@ -84,7 +84,7 @@ def test_log_variances_stay_the_models_own(kind: Any) -> None:
 @needed
 @pytest.mark.parametrize("kind", ["linear", "sampled"])
 def test_draws_are_one_function_for_all_rows_and_any_number_of_them(kind: Any) -> None:
-    made = fitted(kind=kind)
+    made = fit_laplace(kind=kind)
     assert isinstance(made, Predictive)
     outputs = made.outputs(X, 6, clip=None, seed=3)
     assert outputs.shape == (6, 9, 2)
@@ -96,15 +96,15 @@ def test_draws_are_one_function_for_all_rows_and_any_number_of_them(kind: Any) -
 
 @needed
 def test_some_weights_can_stay_fixed() -> None:
-    made = fitted(params="2.*")
+    made = fit_laplace(params="2.*")
     assert set(made.draw(range(2), 0)) == {"2.weight", "2.bias"}
     # linear in its last layer, the model is its own tangent
-    torch.testing.assert_close(made.outputs(X, 4), fitted(params="2.*", kind="sampled").outputs(X, 4), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(made.outputs(X, 4), fit_laplace(params="2.*", kind="sampled").outputs(X, 4), rtol=1e-3, atol=1e-4)
 
 
 @needed
 def test_classes_are_drawn_too() -> None:
-    made = fitted(trained.classifier(), offmap.Categorical(), trained.classes)
+    made = fit_laplace(trained.classifier(), offmap.Categorical(), trained.classes)
     assert made.means is None
     variance = posterior(made)._glm_predictive_distribution(X)[1].diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(made.outputs(X, 1000).var(0), variance.detach(), rtol=0.25, atol=0)
@@ -112,7 +112,7 @@ def test_classes_are_drawn_too() -> None:
 
 @needed
 def test_a_given_prior_is_kept_and_a_narrower_one_gives_narrower_draws() -> None:
-    wide, narrow = (fitted(prior_precision=value) for value in (0.1, 100.0))
+    wide, narrow = (fit_laplace(prior_precision=value) for value in (0.1, 100.0))
     assert wide.chosen["prior_precision"] == [pytest.approx(0.1)]
     x, y = trained.regression(60)
     residual = float((trained.regressor(log_variance=True)(x)[:, 0] - y).detach().square().mean().sqrt())
@@ -123,7 +123,7 @@ def test_a_given_prior_is_kept_and_a_narrower_one_gives_narrower_draws() -> None
 @needed
 @pytest.mark.parametrize("structure", ["kron", "full"])
 def test_prior_and_noise_are_those_of_highest_evidence(structure: Any) -> None:
-    made = posterior(fitted(structure=structure))
+    made = posterior(fit_laplace(structure=structure))
     best, prior, noise = float(made.log_marginal_likelihood()), made.prior_precision.clone(), made.sigma_noise.clone()
     for up in (0.7, 0.9, 1.1, 1.4):
         assert best > float(made.log_marginal_likelihood(up * prior, noise))
@@ -136,14 +136,14 @@ def test_the_noise_of_the_likelihood_gives_the_posterior_of_bayesian_linear_regr
     x, net, noise = torch.randn(60, 2), nn.Linear(2, 2), torch.tensor([0.3, 2.0])
     y = x @ torch.randn(2, 2) + noise.sqrt() * torch.randn(60, 2)
     law, data = offmap.Gaussian(2, flat=False, noise=noise), lambda n, seed=0: (x, y)
-    made = fitted(net, law, data, structure="full", prior_precision=0.5)
+    made = fit_laplace(net, law, data, structure="full", prior_precision=0.5)
     assert made.chosen["sigma_noise"] == [pytest.approx(float(noise.mean().sqrt()))]
     columns = torch.cat([x, torch.ones(60, 1)], 1)
     new = torch.cat([X[:, :2], torch.ones(9, 1)], 1)
     covariances = [torch.linalg.inv(columns.mT @ columns / v + 0.5 * torch.eye(3)) for v in noise]  # of each target's weights
     wanted = torch.stack([(new @ c * new).sum(1) for c in covariances], 1)
     torch.testing.assert_close(made.outputs(X[:, :2], 4000).var(0), wanted, rtol=0.15, atol=0)
-    found = fitted(net, law, data, structure="full")
+    found = fit_laplace(net, law, data, structure="full")
     assert found.chosen["sigma_noise"] == made.chosen["sigma_noise"]  # the evidence chooses the prior alone
     assert found.chosen["prior_precision"] != made.chosen["prior_precision"]
 
@@ -152,7 +152,7 @@ def test_the_noise_of_the_likelihood_gives_the_posterior_of_bayesian_linear_regr
 def test_guards_give_verdicts_and_the_nets_are_untouched() -> None:
     net = trained.regressor(log_variance=True)
     before = {n: p.detach().clone() for n, p in net.named_parameters()}
-    guard = offmap.guard(fitted(net), trained.regression(60, 1), draws=20)
+    guard = offmap.guard(fit_laplace(net), trained.regression(60, 1), draws=20)
     assert guard.score(20 * trained.inputs(40, 5)).median() > guard.score(trained.inputs(40, 5)).median()
     assert all(torch.equal(before[n], p) and p.requires_grad for n, p in net.named_parameters())
 
@@ -167,7 +167,7 @@ def test_a_model_with_a_flat_output_is_given_a_column() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x)[:, 0]
 
-    made = fitted(Flat(), offmap.Gaussian(noise=torch.tensor([0.01])))
+    made = fit_laplace(Flat(), offmap.Gaussian(noise=torch.tensor([0.01])))
     assert made.outputs(X, 3).shape == (3, 9)
     assert Means(Flat(), lambda o: o, None)(X).shape == (9, 1)
 
@@ -182,12 +182,12 @@ def test_inputs_and_outputs_that_it_does_not_know_are_refused() -> None:
         def forward(self, table: Tensor) -> Tensor:
             return self.net(table)
 
-    def named(n: int, seed: int = 0) -> Any:
+    def make_named(n: int, seed: int = 0) -> Any:
         x, y = trained.regression(n, seed)
         return {"table": x}, y
 
     with pytest.raises(ShapeError, match="Expected inputs that are one tensor and one row of outputs for each"):
-        fitted(Named(), data=named)
+        fit_laplace(Named(), data=make_named)
 
 
 BAD = {
@@ -202,20 +202,20 @@ BAD = {
 def test_impossible_settings_are_refused(field: str) -> None:
     value, message = BAD[field]
     with pytest.raises(ConfigError, match=message):
-        fitted(**{field: value})
+        fit_laplace(**{field: value})
 
 
 def test_other_likelihoods_are_refused() -> None:
     with pytest.raises(
         ConfigError, match="Expected a likelihood that laplace-torch knows, Gaussian or Categorical, but got Bernoulli"
     ):
-        fitted(law=offmap.Bernoulli())
+        fit_laplace(law=offmap.Bernoulli())
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "laplace", None)
     with pytest.raises(ConfigError) as error:
-        fitted()
+        fit_laplace()
     assert str(error.value) == (
         "laplace-torch is needed here and is not installed: pip install 'offmap-bench[laplace]' && "
         "pip install --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch"

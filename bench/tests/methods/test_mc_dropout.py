@@ -19,7 +19,7 @@ PLACE = Place(torch.device("cpu"), torch.float32)
 LAW = offmap.Gaussian(noise=torch.tensor([0.1]))
 
 
-def trained(nets: Any, *, seed: int = 0, **config: Any) -> Any:
+def train_nets(nets: Any, *, seed: int = 0, **config: Any) -> Any:
     train = load_rows(as_batches(regression(60, 0), PLACE, name="train", batch_size=16))
     valid = load_rows(as_batches(regression(30, 1), PLACE, name="valid"))
     settings = Config(**{"steps": 20, "check_every": 10, "lr": 0.01} | config)
@@ -47,7 +47,7 @@ def test_masks_have_the_shape_of_what_they_drop() -> None:
 
 
 def test_one_draw_is_one_thinned_net_for_all_rows() -> None:
-    predictive = trained(model())
+    predictive = train_nets(model())
     x = inputs(9, 5)
     outputs = predictive.outputs(x, 6, seed=3)
     assert outputs.shape == (6, 9, 1)
@@ -60,7 +60,7 @@ def test_one_draw_is_one_thinned_net_for_all_rows() -> None:
 
 
 def test_draws_are_the_trained_net_with_hidden_units_dropped() -> None:
-    predictive = trained(model())
+    predictive = train_nets(model())
     x = inputs(9, 5)
     drawn = predictive.draw(range(4), 0)
     (net,) = predictive.nets()
@@ -74,14 +74,14 @@ def test_draws_are_the_trained_net_with_hidden_units_dropped() -> None:
 
 
 def test_the_share_of_dropped_units_is_the_models_own() -> None:
-    predictive = trained(model(dropout=0.2), steps=1)
+    predictive = train_nets(model(dropout=0.2), steps=1)
     masks = predictive.draw(range(500), 0)["2.mask"]
     assert (masks == 0).float().mean().item() == pytest.approx(0.2, abs=0.03)
     assert masks.mean().item() == pytest.approx(1.0, abs=0.04)
 
 
 def test_layers_and_members_get_different_masks() -> None:
-    predictive = trained([model(0, 0.5), model(1, 0.5)], steps=1)
+    predictive = train_nets([model(0, 0.5), model(1, 0.5)], steps=1)
     drawn = predictive.draw(range(20), 0)
     assert drawn["2.mask"].shape == (40, 8)
     assert not torch.equal(drawn["2.mask"], drawn["5.mask"])
@@ -92,21 +92,21 @@ def test_layers_and_members_get_different_masks() -> None:
 def test_training_lowers_the_error_and_repeats() -> None:
     x, y = regression(30, 1)
     net = model(dropout=0.1)
-    predictive = trained(net, steps=200)
+    predictive = train_nets(net, steps=200)
     after = (predictive.outputs(x, 30).mean(0)[:, 0] - y).square().mean()
     assert after < 0.5 * (net.eval()(x)[:, 0] - y).square().mean()
-    assert torch.equal(trained(net).outputs(x, 3), trained(net).outputs(x, 3))
-    assert not torch.equal(trained(net).outputs(x, 3), trained(net, seed=1).outputs(x, 3))
+    assert torch.equal(train_nets(net).outputs(x, 3), train_nets(net).outputs(x, 3))
+    assert not torch.equal(train_nets(net).outputs(x, 3), train_nets(net, seed=1).outputs(x, 3))
 
 
 def test_training_shorter_than_a_check_is_not_lost() -> None:
     net, x = model(), inputs(9, 5)
-    (after,) = trained(net, steps=5, check_every=100).nets()
+    (after,) = train_nets(net, steps=5, check_every=100).nets()
     assert not torch.allclose(after(x), net.eval()(x))
 
 
 def test_dropout_guards_give_verdicts() -> None:
-    guard = offmap.guard(trained(model(), steps=100), regression(60, 1), draws=20)
+    guard = offmap.guard(train_nets(model(), steps=100), regression(60, 1), draws=20)
     result = guard(inputs(9, 5))
     assert result.score.isfinite().all()
     assert result.mean.shape == (9,)
@@ -114,7 +114,7 @@ def test_dropout_guards_give_verdicts() -> None:
 
 
 def test_divergence_keeps_finite_weights_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    predictive = trained(model(), lr=1e25)
+    predictive = train_nets(model(), lr=1e25)
     assert predictive.outputs(inputs(9, 5), 3).isfinite().all()
     assert caplog.messages == [
         "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`."
@@ -125,4 +125,4 @@ def test_a_model_without_dropout_is_refused() -> None:
     with pytest.raises(
         ModelError, match="Expected a model with Dropout layers, but Sequential has none. Add them, or use another"
     ):
-        trained(mlp(3, 1, hidden=[8]))
+        train_nets(mlp(3, 1, hidden=[8]))

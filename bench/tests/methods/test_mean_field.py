@@ -37,7 +37,7 @@ def nets(count: int = 2) -> list[nn.Module]:
     return [mlp(3, 2, hidden=[8], seed=seed) for seed in range(count)]
 
 
-def fitted(tradeoffs: list[float], members: Any = None, *, seed: int = 0, **options: Any) -> list[Stochastic]:
+def fit_mean_field(tradeoffs: list[float], members: Any = None, *, seed: int = 0, **options: Any) -> list[Stochastic]:
     configs = [replace(QUICK, tradeoff=tradeoff, **options) for tradeoff in tradeoffs]
     train, valid = rows(trained.regression(60)), rows(trained.regression(30, 1), "valid")
     return mean_field.fit_grid(members or nets(), train, valid, likelihood=LAW, configs=configs, seed=seed)
@@ -52,9 +52,9 @@ def test_the_grid_is_the_papers() -> None:
 def test_the_objective_is_the_weighted_bound_written_out() -> None:
     """Per row: mean NLL of one drawn net + (λ/n)·KL(N(μ, σ²) ‖ N(0, 1)), summed over settings and members."""
     config = replace(QUICK, initial_raw_scale=-1.0, draws_per_step=2)
-    at, (x, y) = stack_models(nets()), trained.regression(16)
-    q = start(at, 2, config)
-    model = Runtime().model(at.module, at.mean, x)
+    stacked, (x, y) = stack_models(nets()), trained.regression(16)
+    q = start(stacked, 2, config)
+    model = Runtime().model(stacked.module, stacked.mean, x)
     weight = torch.tensor([0.1, 3.0]) / 60
     ours = Posteriors(q, model, LAW, config, 2, 5).losses(weight, 7, (x, y)).sum()
     sigma, slow = math.log1p(math.exp(-1.0)), 0.0
@@ -75,9 +75,9 @@ def test_the_objective_is_the_weighted_bound_written_out() -> None:
 
 def test_a_setting_in_the_stack_is_what_it_is_alone() -> None:
     x = trained.inputs(9, 5)
-    together = fitted([0.01, 1.0, 100.0], steps=20)
+    together = fit_mean_field([0.01, 1.0, 100.0], steps=20)
     for tradeoff, one in zip([0.01, 1.0, 100.0], together, strict=True):
-        (alone,) = fitted([tradeoff], steps=20)
+        (alone,) = fit_mean_field([tradeoff], steps=20)
         assert one.history.chosen == {"tradeoff": tradeoff}
         torch.testing.assert_close(
             one.outputs(x, 5, clip=None, seed=2), alone.outputs(x, 5, clip=None, seed=2), rtol=1e-3, atol=1e-4
@@ -87,20 +87,20 @@ def test_a_setting_in_the_stack_is_what_it_is_alone() -> None:
 
 
 def test_a_member_in_the_stack_is_what_it_is_alone() -> None:
-    x, (one,), (alone,) = trained.inputs(9, 5), fitted([1.0]), fitted([1.0], nets(1))
+    x, (one,), (alone,) = trained.inputs(9, 5), fit_mean_field([1.0]), fit_mean_field([1.0], nets(1))
     first = one.outputs(x, 5, clip=None, seed=2)[:5]
     torch.testing.assert_close(first, alone.outputs(x, 5, clip=None, seed=2), rtol=1e-3, atol=1e-4)
 
 
 def test_the_state_of_lowest_validation_nll_is_kept() -> None:
     """So large a rate that it gets worse: more steps never end above fewer."""
-    risks = [fitted([1.0], lr=0.3, steps=steps, check_every=1)[0].history.final_risk for steps in (2, 5, 30)]
+    risks = [fit_mean_field([1.0], lr=0.3, steps=steps, check_every=1)[0].history.final_risk for steps in (2, 5, 30)]
     for earlier, later in pairwise(risks):
         assert all(b <= a + 1e-6 for a, b in zip(earlier, later, strict=True))
 
 
 def test_more_weight_on_the_prior_brings_the_posterior_closer_to_it() -> None:
-    light, heavy = fitted([1e-3, 1e3], steps=150, check_every=150, lr=0.02)
+    light, heavy = fit_mean_field([1e-3, 1e3], steps=150, check_every=150, lr=0.02)
     size = [sum(float(m.square().sum()) for m in made.q.mean.values()) for made in (light, heavy)]
     spread = [torch.cat([s.flatten() for s in made.q.scale().values()]) for made in (light, heavy)]
     assert size[1] < size[0]
@@ -134,7 +134,7 @@ def test_rows_that_an_epoch_has_twice_count_once() -> None:
 
 def test_biases_without_noise_are_trained() -> None:
     own = nets()
-    (made,) = fitted([0.1], own, random="matrices")
+    (made,) = fit_mean_field([0.1], own, random="matrices")
     assert set(made.q.mean) == {"0.weight", "2.weight"}
     draws = made.q.draw(range(3))
     for member, net in enumerate(own):
@@ -147,10 +147,10 @@ def test_biases_without_noise_are_trained() -> None:
 
 @pytest.mark.parametrize("risk", ["nll", "averaged-nll"])
 def test_the_state_is_judged_by_the_mixture_or_by_averaged_outputs(risk: str) -> None:
-    at, valid = stack_models(nets()), rows(trained.regression(30, 1), "valid")
+    stacked, valid = stack_models(nets()), rows(trained.regression(30, 1), "valid")
     config = replace(QUICK, risk=risk, initial_raw_scale=0.0)
-    q = start(at, 1, config)
-    ours = Posteriors(q, Runtime().model(at.module, at.mean, valid.inputs), LAW, config, 2, 5).validation(valid)
+    q = start(stacked, 1, config)
+    ours = Posteriors(q, Runtime().model(stacked.module, stacked.mean, valid.inputs), LAW, config, 2, 5).validation(valid)
     for member, net in enumerate(nets()):
         outputs = []
         for draw in range(config.risk_draws):
@@ -169,7 +169,7 @@ def test_the_state_is_judged_by_the_mixture_or_by_averaged_outputs(risk: str) ->
 def test_it_is_a_predictive_and_leaves_the_nets_alone() -> None:
     own = nets()
     before = [{n: p.detach().clone() for n, p in net.named_parameters()} for net in own]
-    (made,) = fitted([0.1], own, steps=100)
+    (made,) = fit_mean_field([0.1], own, steps=100)
     assert isinstance(made, Predictive)
     assert all(torch.equal(b[n], p) for net, b in zip(own, before, strict=True) for n, p in net.named_parameters())
     assert not any(p.requires_grad for p in made.q.parameters())
@@ -179,14 +179,14 @@ def test_it_is_a_predictive_and_leaves_the_nets_alone() -> None:
 
 def test_a_setting_that_is_lost_does_not_stop_the_others() -> None:
     """A prior weight that overflows: its loss is never finite."""
-    good, lost = fitted([1.0, 2.9e38])
-    (alone,) = fitted([1.0])
+    good, lost = fit_mean_field([1.0, 2.9e38])
+    (alone,) = fit_mean_field([1.0])
     torch.testing.assert_close(good.q.mean["0.weight"], alone.q.mean["0.weight"], rtol=1e-3, atol=1e-5)
     assert all(m.isfinite().all() for m in lost.q.mean.values())
 
 
 def test_divergence_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    (made,) = fitted([1.0], lr=1e25)
+    (made,) = fit_mean_field([1.0], lr=1e25)
     assert made.outputs(trained.inputs(5), 3, clip=None, seed=0).isfinite().all()
     assert "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`." in caplog.messages
 
@@ -204,7 +204,7 @@ BAD: dict[str, Any] = {
 def test_impossible_settings_are_refused(field: str) -> None:
     value, message = BAD[field]
     with pytest.raises(ConfigError, match=message):
-        fitted([1.0], **{field: value})
+        fit_mean_field([1.0], **{field: value})
 
 
 def test_impossible_grids_are_refused() -> None:
@@ -214,4 +214,4 @@ def test_impossible_grids_are_refused() -> None:
     with pytest.raises(ConfigError, match="Expected settings of one grid to differ in `tradeoff` alone; fit the others apart"):
         mean_field.fit_grid(nets(), train, valid, likelihood=LAW, configs=[QUICK, replace(QUICK, lr=0.5)])
     with pytest.raises(ConfigError, match="Expected `tradeoff` to be a number above 0, but got 0.0"):
-        fitted([1.0, 0.0])
+        fit_mean_field([1.0, 0.0])

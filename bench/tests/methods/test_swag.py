@@ -28,7 +28,7 @@ def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 16)
     return load_rows(as_batches(data, PLACE, name=name, batch_size=batch_size))
 
 
-def fitted(nets: Any, *, seed: int = 0, **options: Any) -> Sampled:
+def fit_swag(nets: Any, *, seed: int = 0, **options: Any) -> Sampled:
     train, valid = rows(trained.regression(60)), rows(trained.regression(30, 1), "valid")
     return swag.fit(nets, train, valid, likelihood=LAW, config=replace(QUICK, **options), seed=seed)
 
@@ -37,7 +37,7 @@ def model(seed: int = 0) -> nn.Sequential:
     return trained.regressor(seed, log_variance=True)
 
 
-def visited(net: nn.Module, config: Config) -> list[dict[str, Tensor]]:
+def visit_by_hand(net: nn.Module, config: Config) -> list[dict[str, Tensor]]:
     """Plain SGD in a loop, and where it was."""
     twin = trained.regressor(0, log_variance=True)
     twin.load_state_dict(net.state_dict())
@@ -58,8 +58,8 @@ def visited(net: nn.Module, config: Config) -> list[dict[str, Tensor]]:
 
 def test_moments_are_those_of_the_states_that_sgd_visits() -> None:
     net = model()
-    draw = fitted(net).draw
-    states = visited(net, QUICK)
+    draw = fit_swag(net).draw
+    states = visit_by_hand(net, QUICK)
     assert isinstance(draw, Draw)
     assert len(states) == 12
     for name, mean in draw.mean.items():
@@ -79,7 +79,7 @@ def test_small_deviations_of_large_weights_are_not_lost() -> None:
 
 
 def test_a_draw_is_the_formula_with_noise_by_its_address() -> None:
-    made = fitted([model(0), model(1)], scale=0.5)
+    made = fit_swag([model(0), model(1)], scale=0.5)
     draw = made.draw
     assert isinstance(draw, Draw)
     drawn = draw(range(3, 5), 7)
@@ -105,15 +105,15 @@ def test_draws_have_the_covariance_of_swag() -> None:
 def test_members_in_a_stack_are_what_they_are_alone() -> None:
     nets = [model(0), model(1)]
     x = trained.inputs(9, 5)
-    together = fitted(nets)
+    together = fit_swag(nets)
     (first, second) = together.outputs(x, 6, seed=3).unflatten(0, (2, 6))
-    torch.testing.assert_close(fitted(nets[0]).outputs(x, 6, seed=3), first, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(fit_swag(nets[0]).outputs(x, 6, seed=3), first, rtol=1e-3, atol=1e-4)
     assert not torch.allclose(first, second)
     assert together.members == 2
 
 
 def test_draws_are_one_net_for_all_rows_and_any_number_of_them() -> None:
-    made, x = fitted(model()), trained.inputs(9, 5)
+    made, x = fit_swag(model()), trained.inputs(9, 5)
     assert isinstance(made, Predictive)
     outputs = made.outputs(x, 6, seed=3)
     assert outputs.shape == (6, 9, 2)
@@ -127,7 +127,7 @@ def test_draws_are_one_net_for_all_rows_and_any_number_of_them() -> None:
 def test_the_users_nets_are_untouched_and_a_guard_gives_verdicts() -> None:
     net = model()
     before = {n: p.detach().clone() for n, p in net.named_parameters()}
-    guard = offmap.guard(fitted(net), trained.regression(60, 1), draws=20)
+    guard = offmap.guard(fit_swag(net), trained.regression(60, 1), draws=20)
     assert all(torch.equal(before[n], p) for n, p in net.named_parameters())
     assert guard.score(20 * trained.inputs(40, 5)).median() > guard.score(trained.inputs(40, 5)).median()
 
@@ -149,7 +149,7 @@ def test_after_a_divergence_it_wanders_at_a_tenth_of_the_rate(caplog: pytest.Log
 
 def test_divergence_at_every_rate_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"SWAG diverged at rates from 1e\+20 down to 1e\+17: lower `lr`"):
-        fitted(model(), lr=1e20)
+        fit_swag(model(), lr=1e20)
 
 
 BAD = {
@@ -169,4 +169,4 @@ BAD = {
 def test_impossible_settings_are_refused(field: str) -> None:
     value, message = BAD[field]
     with pytest.raises(ConfigError, match=message):
-        fitted(model(), **{field: value})
+        fit_swag(model(), **{field: value})

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from offmap.atomic import cache_folder
 from offmap.likelihoods import Gaussian
+from offmap_bench.cache import cache_folder
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner import base_models as module
 from offmap_bench.runner.base_models import Recipe, digest, models

@@ -203,7 +203,7 @@ PLAN = parse(
 )
 
 
-def found(plan: Plan = PLAN) -> Records:
+def make_records(plan: Plan = PLAN) -> Records:
     """Records of all cells: ours has 0.8 on the table and 0.9 on sounds, its better term 0.85 on the table; others have 0.7."""
     records: dict[str, Record] = {}
     for cell in cells(plan):
@@ -223,7 +223,7 @@ def row(page: str, section: str, name: str) -> list[str]:
 
 
 def test_the_page_gives_means_by_kind_of_data_and_regret() -> None:
-    page = shifts_markdown(Results(PLAN, found()))
+    page = shifts_markdown(Results(PLAN, make_records()))
     assert "from 10 of 10 records" in page
     assert row(page, "All tasks", "**ours**") == ["**ours**", "default", "85.0", "80.0", "90.0", "5.0", "5.0"]
     assert row(page, "All tasks", "Energy") == ["Energy", "own", "–", "–", "70.0", "5.0", "5.0"]
@@ -237,11 +237,11 @@ def test_the_page_gives_means_by_kind_of_data_and_regret() -> None:
 
 
 def test_small_tables_have_the_first_task_of_each_kind_but_ucis_and_the_widest_gaps() -> None:
-    quoted = summarize_shifts(Results(PLAN, found()), {SOUND: "speech"})
+    quoted = summarize_shifts(Results(PLAN, make_records()), {SOUND: "speech"})
     assert quoted["first"].splitlines()[2:] == ["| speech | 90.0 ± 0.0 | 70.0 ± 0.0 | Energy |"]
     assert [line.split(" | ")[0] for line in quoted["worst"].splitlines()[2:]] == ["| uci/yacht/extrapolation", "| speech"]
     assert [quoted[key] for key in ("seeds", "baselines", "tasks", "ahead", "behind")] == ["2", "2", "2", "2", "0"]
-    records = found()
+    records = make_records()
     for record in records.records.values():
         if record.cell["task"] == SOUND and "terms" not in record.metrics["far"]:
             record.metrics["far"]["auroc"] = 0.9

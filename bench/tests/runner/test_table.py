@@ -35,7 +35,7 @@ def record(cell: Cell, auroc: float, **changes: Any) -> Record:
     return Record(**{"cell": cell.as_dict(), "status": "ok", "settings": settings_of(cell), "metrics": metrics, **changes})
 
 
-def found(**changes: dict[str, Any] | None) -> Records:
+def make_records(**changes: dict[str, Any] | None) -> Records:
     """Records of all cells: AUROC 0.6 and 0.8 on the tasks, 0.1 more with seed 1; some changed or gone, by label_task_seed."""
     records: dict[str, Record] = {}
     for cell in cells(PLAN):
@@ -55,7 +55,7 @@ def lines(page: str, start: str) -> list[str]:
 
 
 def test_means_are_over_tasks_and_the_spread_over_seeds() -> None:
-    page = markdown(PLAN, found())
+    page = markdown(PLAN, make_records())
     assert "from 8 of 8 records" in page
     assert lines(page, "| Near") == ["| Near | own | 75.0 ± 7.1 | 50.0 ± 0.0 | – |", "| Near | own | 65.0 ± 7.1 | 85.0 ± 7.1 |"]
     assert "cells" not in page
@@ -63,27 +63,27 @@ def test_means_are_over_tasks_and_the_spread_over_seeds() -> None:
 
 
 def test_a_number_that_does_not_exist_for_a_task_is_said() -> None:
-    page = markdown(PLAN, found())
+    page = markdown(PLAN, make_records())
     assert "width: 1 of 2 tasks; it does not exist for uci/yacht/extrapolation." in page
     assert lines(page, "| Plain")[1].removesuffix(" |").split(" | ")[5] == "2.000 ± 0.000"
 
 
 def test_the_validation_nll_stands_beside_that_of_the_test_data() -> None:
-    row = lines(markdown(PLAN, found()), "| Plain")[1].split(" | ")
+    row = lines(markdown(PLAN, make_records()), "| Plain")[1].split(" | ")
     assert row[1:3] == ["-1.000 ± 0.000", "-2.000 ± 0.000"]
 
 
 def test_a_page_has_the_title_of_its_plan_or_else_its_name() -> None:
-    assert markdown(PLAN, found()).startswith("# two\n\n")
-    assert markdown(replace(PLAN, title="Two tasks"), found()).startswith("# Two tasks\n\n")
+    assert markdown(PLAN, make_records()).startswith("# two\n\n")
+    assert markdown(replace(PLAN, title="Two tasks"), make_records()).startswith("# Two tasks\n\n")
 
 
 def test_the_note_of_a_plan_is_on_its_page() -> None:
-    assert "\n\nWhat to look at.\n\n" in markdown(replace(PLAN, note="What to look at."), found())
+    assert "\n\nWhat to look at.\n\n" in markdown(replace(PLAN, note="What to look at."), make_records())
 
 
 def test_a_seed_that_lacks_a_task_is_no_mean() -> None:
-    page = markdown(PLAN, found(Near_yacht_1=None))
+    page = markdown(PLAN, make_records(Near_yacht_1=None))
     assert lines(page, "| Near") == ["| Near | own | 70.0\\* | 50.0\\* | – |", "| Near | own | 60.0\\* | 85.0 ± 7.1 |"]
     assert "\\* not all seeds: only those with every task count." in page
     assert "**1 of 8 cells not run yet:**\n\n- Near, 1: uci/yacht/extrapolation (seed 1)" in page
@@ -91,24 +91,24 @@ def test_a_seed_that_lacks_a_task_is_no_mean() -> None:
 
 def test_a_task_without_any_record_leaves_no_mean() -> None:
     gone = {f"{label}_energy_{seed}": None for label in ("Near", "Plain") for seed in (0, 1)}
-    page = markdown(PLAN, found(**gone))
+    page = markdown(PLAN, make_records(**gone))
     assert lines(page, "| Near") == ["| Near | own | – | – | – |", "| Near | own | 65.0 ± 7.1 | – |"]
     assert "**4 of 8 cells not run yet:**" in page
 
 
 def test_failures_are_listed_with_their_reason() -> None:
     change = {"status": "failed", "metrics": {}, "traceback": "Traceback\nHostError: no luck\n"}
-    page = markdown(PLAN, found(Plain_energy_0=change))
+    page = markdown(PLAN, make_records(Plain_energy_0=change))
     assert "**1 of 8 cells failed:**\n\n- Plain, 1: uci/energy/extrapolation (seed 0): HostError: no luck" in page
     assert lines(page, "| Plain")[0] == "| Plain | paper | 80.0\\* | 50.0\\* | – |"
 
 
 def test_stale_and_damaged_records_are_listed() -> None:
-    some = found(Near_yacht_0={"settings": {"config": {"k": 9}}})
+    some = make_records(Near_yacht_0={"settings": {"config": {"k": 9}}})
     page = markdown(PLAN, some)
     assert "**1 of 8 cells made with other defaults, to be run again:**" in page
     cell = cells(PLAN)[0]
-    rest = {name: r for name, r in found().records.items() if name != cell.hash}
+    rest = {name: r for name, r in make_records().records.items() if name != cell.hash}
     page = markdown(PLAN, Records(rest, {cell.hash: "broken", "line 7": "broken"}))
     assert "**1 of 8 cells in damaged lines:**" in page
     assert f"Damaged lines: {cell.hash}, line 7" in page

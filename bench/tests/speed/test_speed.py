@@ -111,8 +111,8 @@ def test_flops_of_training_are_those_of_a_pass_forwards_and_of_two_backwards():
 
 
 def test_flops_of_a_basis_pass_are_those_of_a_pass_and_of_the_moments():
-    at = stack_models(small())
-    short, long = (count_flops(lambda n=n: observe(at, lambda _: rows(n)[0].split(10), rotated=True)) for n in (40, 60))
+    stacked = stack_models(small())
+    short, long = (count_flops(lambda n=n: observe(stacked, lambda _: rows(n)[0].split(10), rotated=True)) for n in (40, 60))
     assert long - short == 2 * 20 * (PRODUCTS + 3 * 3 + 5 * 5 + 7 * 7)
 
 

@@ -112,20 +112,20 @@ def test_the_seed_splits_and_the_order_of_batches_does_not_matter(whole: Copy, c
 
 
 def test_features_are_kept_until_an_image_the_backbone_or_the_preprocessing_changes(fresh: Path, cache: Path) -> None:
-    def seen(backbone: Brightness, preprocess=to_tensor) -> int:
+    def note_call(backbone: Brightness, preprocess=to_tensor) -> int:
         get("weather", fresh, cache, backbone=backbone, preprocess=preprocess)
         return backbone.seen
 
-    assert seen(Brightness()) == 12 * FRAMES
-    assert seen(Brightness()) == 0
+    assert note_call(Brightness()) == 12 * FRAMES
+    assert note_call(Brightness()) == 0
     os.utime(fresh / "164" / "164-20160223-09" / "000002.jpg", (1, 1))
-    assert seen(Brightness()) == FRAMES
+    assert note_call(Brightness()) == FRAMES
     other = Brightness()
     with torch.no_grad():
         other.scale[0] = 3.0
-    assert seen(other) == 12 * FRAMES
-    assert seen(Brightness(), lambda image: to_tensor(image).flip(0)) == 12 * FRAMES
-    assert seen(Brightness(), lambda image: to_tensor(image).flip(0)) == 0
+    assert note_call(other) == 12 * FRAMES
+    assert note_call(Brightness(), lambda image: to_tensor(image).flip(0)) == 12 * FRAMES
+    assert note_call(Brightness(), lambda image: to_tensor(image).flip(0)) == 0
 
 
 def test_a_damaged_cache_is_computed_again(whole: Copy, cache: Path, caplog: pytest.LogCaptureFixture) -> None:

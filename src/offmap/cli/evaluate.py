@@ -66,8 +66,9 @@ def evaluate(
     metrics = {row["set"]: {k: v for k, v in row.items() if k not in ("scorer", "set")} for row in evaluation.rows}
     record = {"rows": {name: len(values) for name, values in scores.items()}, "threshold": threshold, "flagged": flagged}
     record["calibrated"] = not loaded.calibration.seen
-    shares = ", ".join(f"{share:.1%} of {name}" for name, share in flagged.items() if name != "test")
-    text = f"At the threshold {threshold:.4g} the guard flags {shares}, and {flagged['test']:.1%} of the in-distribution rows."
+    shares = ", ".join(f"{100 * share:.1f} % of {name}" for name, share in flagged.items() if name != "test")
+    false = f"{100 * flagged['test']:.1f} % of the in-distribution rows"
+    text = f"At the threshold {threshold:.4g} the guard flags {shares}, and {false}."
     page = f" The page is at {report}" if report else ""
     print_result(as_json, record | {"metrics": metrics, "report": report}, text + page)
 
@@ -86,15 +87,15 @@ def _parse_sets(texts: Sequence[str]) -> dict[str, Path]:
 
 
 def _print_tables(evaluation: Evaluation, flagged: dict[str, float], name: str) -> None:
-    """Print detection, a row for each OOD set, and the quality of predictions, clipped and wide."""
+    """Print detection, a row for each OOD set, and the quality of predictions from clipped and unclipped draws."""
     rows = {row["set"]: row for row in evaluation.rows}
     test = rows.pop("test")
     detection = [
-        {"set": each, "flagged": f"{flagged[each]:.1%}", **{METRICS[key]: _format(row[key]) for key in METRICS}}
+        {"set": each, "flagged": f"{100 * flagged[each]:.1f} %", **{METRICS[key]: _format(row[key]) for key in METRICS}}
         for each, row in rows.items()
     ]
     names = [key for key in test if key not in ("scorer", "set") and not key.startswith("wide_")]
-    quality = [{"": key, "clipped": _format(test[key]), "wide": _format(test.get(f"wide_{key}"))} for key in names]
+    quality = [{"": key, "clipped": _format(test[key]), "unclipped": _format(test.get(f"wide_{key}"))} for key in names]
     typer.echo(f"OOD rows separated from {name}\n{Table(detection)}\n\nPredictions on {name}\n{Table(quality)}\n")
 
 

@@ -102,11 +102,11 @@ def score(
         typer.echo(f"Failed: {file}: {reason}", err=True)
     record = {"out": out, "rows": rows, "off_map": flagged, "threshold": loaded.threshold, "seconds": seconds}
     record |= {"rows_per_second": rows / seconds, "calibrated": not loaded.calibration.seen}
-    text = f"{rows:,} rows scored in {seconds:.1f} s, {flagged:,} ({flagged / max(1, rows):.1%}) off the map."
+    text = f"{rows:,} rows scored in {seconds:.1f} s, {flagged:,} ({100 * flagged / max(1, rows):.1f} %) off the map."
     if shards:
         record |= {"files": sum(r.rows > 0 for r in results), "before": sum(r.reused for r in results), "failed": failed}
         text = f"{rows:,} rows in {record['files']} files, {record['before']} kept from an earlier run, {seconds:.1f} s, "
-        text += f"{flagged:,} rows off the map, {len(failed)} inputs failed."
+        text += f"{flagged:,} rows off the map, {len(failed)} files failed."
     if loaded.calibration.seen:
         text += " Threshold and p-values are uncalibrated: the model was trained on the rows that set them."
     if to_stdout:

@@ -45,6 +45,9 @@ class Shared(Tensor):
 def shared(tensor: Tensor) -> Tensor:
     """Mark a tensor that all rows share. Needed only where its first axis may be as long as the first batch.
 
+    Args:
+        tensor: The tensor, such as an attention mask (T, T).
+
     >>> x, mask = torch.zeros(4, 2), shared(torch.ones(4, 4))
     >>> [tuple(t.shape) for t in take_rows((x, mask), slice(0, 3))]
     [(3, 2), (4, 4)]
@@ -165,9 +168,10 @@ class Place:
     allow_nan: bool = False
 
     @staticmethod
-    def of(model: nn.Module, *, allow_nan: bool = False) -> Place:
-        """Return the device and dtype of a model's first floating-point parameter."""
-        first = next(p for p in model.parameters() if p.is_floating_point())
+    def of(model: nn.Module | None, *, allow_nan: bool = False) -> Place:
+        """Return the device and dtype of a model's first floating-point parameter; the CPU and float32 without a model."""
+        tensors = [torch.empty(0, dtype=torch.float32, device="cpu")] if model is None else model.parameters()
+        first = next(t for t in tensors if t.is_floating_point())
         return Place(first.device, first.dtype, allow_nan)
 
     def put(self, value: Any) -> Any:

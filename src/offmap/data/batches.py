@@ -366,7 +366,7 @@ def split_data(data: Data, place: Place, *, fraction: float, seed: int, batch_si
             raise TypeError("rows of a DataLoader with `batch_size=None` cannot be told apart")
         rows = train.rows
     except TypeError as error:
-        raise DataError(f"Expected `valid=` beside a data set that does not know its rows ({error}).") from error
+        raise DataError(f"Expected `valid=`, because the length of `train` is unknown ({error}).") from error
     order = permutation(rows, seed, "split")
     cut = max(2, round(fraction * rows))
     if rows - cut < 1:

@@ -25,7 +25,7 @@ def openmax(logits: Tensor, means: Tensor, shape: Tensor, scale: Tensor, alpha: 
     return revised.softmax(1)[:, 0].to(logits.dtype)
 
 
-def fit_weibull(values: Tensor, steps: int = 80) -> tuple[Tensor, Tensor]:
+def fit_weibull(values: Tensor) -> tuple[Tensor, Tensor]:
     r"""Fit shape k and scale of a Weibull law to positive numbers: (n,) -> (), ().
 
     The likelihood is highest where Σ x^k log x / Σ x^k − 1/k − mean log x = 0; the left side rises with k.
@@ -37,7 +37,7 @@ def fit_weibull(values: Tensor, steps: int = 80) -> tuple[Tensor, Tensor]:
     unit = x.max()
     logs = (x / unit).log()
     low, high = x.new_tensor(-7.0), x.new_tensor(14.0)  # log k
-    for _ in range(steps):
+    for _ in range(80):
         k = ((low + high) / 2).exp()
         weights = (k * logs).softmax(0)
         rises = (weights * logs).sum() - 1 / k - logs.mean() > 0

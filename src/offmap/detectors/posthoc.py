@@ -217,7 +217,7 @@ def detect(
     """
     method = checks.one_of("method", method, DETECTORS)
     return detect_all(
-        model, train, valid, methods={checks.one_of("method", method, DETECTORS): options}, features=features,
+        model, train, valid, methods={method: options}, features=features,
         output_fn=output_fn, target=target, false_alarms=false_alarms, rows=rows, batch_size=batch_size, seed=seed, cache=False,
     )[method]  # fmt: skip
 

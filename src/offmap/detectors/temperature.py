@@ -8,7 +8,7 @@ from offmap.detectors.msp import msp
 from offmap.detectors.posthoc import FitData, register
 
 
-def best_temperature(logits: Tensor, labels: Tensor, steps: int = 60) -> float:
+def best_temperature(logits: Tensor, labels: Tensor) -> float:
     r"""Find the T that minimises the mean of −log softmax(z / T)_y: (n, C), (n,) -> number.
 
     In β = 1/T it is convex, with slope mean(Σ_c p_c z_c − z_y): β is where that changes sign, found by halving log β.
@@ -20,7 +20,7 @@ def best_temperature(logits: Tensor, labels: Tensor, steps: int = 60) -> float:
     z = logits.double()
     true_logits = z.gather(1, labels[:, None]).squeeze(1)
     low, high = math.log(1e-3), math.log(1e3)  # a model without errors would have no temperature at all
-    for _ in range(steps):
+    for _ in range(60):
         middle = (low + high) / 2
         slope = (((z * math.exp(middle)).softmax(1) * z).sum(1) - true_logits).mean()
         low, high = (low, middle) if slope > 0 else (middle, high)

@@ -26,9 +26,9 @@ from torch.nn.utils import skip_init
 
 from offmap import checks
 from offmap._types import Data, Inputs
-from offmap.data import Batch, Rows, as_batches, fork_rng, load_rows
+from offmap.data import Batch, Rows, fork_rng
 from offmap.data.batch import WIDEST, take_rows
-from offmap.data.batches import mark_repeats, sample_rows, watch_repeats
+from offmap.data.batches import load_train_valid, mark_repeats, sample_rows, watch_repeats
 from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError
 from offmap.export.module import BaseModels, GuardModule, example_rows, export_module, layers_of, with_weights
@@ -69,7 +69,7 @@ class Head(nn.Module):
     radius: Tensor
     shift: Tensor
 
-    def __init__(self, reference: Tensor, centre: float, spread: float, seed: int = 0, *, logarithmic: bool = True) -> None:
+    def __init__(self, reference: Tensor, centre: float, unit: float, seed: int = 0, *, logarithmic: bool = True) -> None:
         super().__init__()
         layers: list[nn.Linear] = []
         for place, (inputs, outputs) in enumerate([(reference.shape[1], WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]):
@@ -84,7 +84,7 @@ class Head(nn.Module):
         self.second: nn.Linear = layers[1]
         self.last: nn.Linear = layers[2]
         self.centre: float = centre
-        self.spread: float = spread
+        self.unit: float = unit
         self.slope: float = 0.0
         self.logarithmic: bool = logarithmic
         rows = reference.double()
@@ -114,7 +114,7 @@ class Head(nn.Module):
         hidden = scale * F.linear(features.to(self.first.weight), self.first.weight, self.shift) + self.first.bias
         value = self.after_first(hidden, log_radius)
         value = value if self.logarithmic else value.clamp(-30, 30).sinh()  # float32 holds sinh of that with ease
-        return (self.centre + self.spread * value).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        return (self.centre + self.unit * value).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 class DistilledScore(Score):
@@ -123,10 +123,10 @@ class DistilledScore(Score):
     `widths` are numbers per row of the inputs, "", and of every layer; more than 256 are turned into random directions.
     """
 
-    def __init__(self, widths: dict[str, int], dtype: torch.dtype, head: Head | None = None) -> None:
+    def __init__(self, widths: dict[str, int], dtype: torch.dtype) -> None:
         super().__init__()
         self.widths: dict[str, int] = widths
-        self.head: Head | None = head
+        self.head: Head | None = None
         self.reads: Reads = Reads(False, layers=tuple(widths)[1:])
         for place, width in enumerate(widths.values()):
             fixed = directions(width, NARROW)
@@ -213,7 +213,7 @@ def _rows_at_once(guard: Guard) -> int:
 
 
 def distill(
-    guard: Guard, train: Data, valid: Data, *, rows: int = 12_000, false_alarms: float = 0.05, seed: int = 0
+    guard: Guard, train: Data, valid: Data | None = None, *, rows: int = 12_000, false_alarms: float = 0.05, seed: int = 0
 ) -> DistilledGuard:
     """Teach a small head the guard's score: a detector that costs about two passes instead of draws and neighbours.
 
@@ -224,7 +224,7 @@ def distill(
     Args:
         guard: The teacher. Its inputs must be one floating-point tensor or array.
         train: Training data, of which at most 4,096 rows are taken.
-        valid: In-distribution rows that set the threshold, which is conformal.
+        valid: Rows the model has not seen, which set the threshold. None: a tenth of `train`, uncalibrated, with a warning.
         rows: How many OOD rows to make.
         false_alarms: Share of in-distribution rows that may be called OOD.
         seed: Seed of the OOD rows and of the head.
@@ -235,8 +235,8 @@ def distill(
         raise ConfigError("Expected a guard of complete inputs to distill, but this one allows NaN. Export the guard itself.")
     rows, seed = checks.integer("rows", rows, 100), checks.integer("seed", seed)
     with fork_rng(guard.seed):
-        held = load_rows(as_batches(valid, guard.place, name="valid", target=guard.target), at_least=2)
-        data = watch_repeats(as_batches(train, guard.place, name="train", target=guard.target), held)
+        data, held = load_train_valid(train, valid, guard.place, seed=guard.seed, batch_size=128, target=guard.target)
+        data = watch_repeats(data, held)
     false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
     with fork_rng(guard.seed):
         parts = sample_rows(data, REFERENCE_ROWS, guard.seed)
@@ -316,10 +316,10 @@ def train_head(
     levels = levels[levels.isfinite()].double()
     levels = levels if len(levels) else levels.new_zeros(1)
     low, centre, high = levels.quantile(levels.new_tensor([0.16, 0.5, 0.84])).tolist()
-    spread = (high - low) / 2 or 1.0
-    head = Head(reference, centre, spread, seed, logarithmic=logarithmic).to(features.device)
+    unit = (high - low) / 2 or 1.0
+    head = Head(reference, centre, unit, seed, logarithmic=logarithmic).to(features.device)
     matrix, shift = fit_whitening(reference)
-    wanted = ((scores.double() - centre) / spread).nan_to_num(nan=torch.inf).clamp(-1e9, 1e9)
+    wanted = ((scores.double() - centre) / unit).nan_to_num(nan=torch.inf).clamp(-1e9, 1e9)
     scale, log_radius = head.split(features)
     head.slope = fit_slope(log_radius[:, 0], wanted if logarithmic else wanted.asinh())
     white = torch.cat([scale * (features.double() @ matrix + shift), log_radius], 1)

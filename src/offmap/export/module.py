@@ -33,7 +33,6 @@ from offmap.model.forward import (
     Plan,
     call,
     copy_model,
-    first_tensor,
     hook_inputs,
     plan_layers,
     run_layers,
@@ -167,12 +166,6 @@ class FrozenDraws(nn.Module):
                 return widen(run_layers(self.layers, weights, inputs))
         sets = [at(drawn, i) | at(fixed, i // times) for i in range(self.sets)]
         return widen(torch.stack([call(model, weights, inputs, output_fn) for weights in sets]))
-
-
-def freeze(model: nn.Module, weights: Weights, *, output_fn: OutputFn = first_tensor) -> FrozenDraws:
-    """Return one exportable module out of a model and a stack of drawn weights, {name: (S, ...)}; the model is copied."""
-    fixed = {name: w[None] for name, w in all_params(model).items() if name not in weights}
-    return FrozenDraws(BatchedModel(copy_model(model), output_fn), weights, fixed).eval()
 
 
 def freeze_draws(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -250,8 +250,8 @@ class GuardFile:
 
     def _build_around(self, predictive: Predictive, *, strict: bool) -> Guard:
         """Build the guard around a Predictive of the user's, refused if `strict` and its outputs are others than at save time."""
-        place = Place(torch.device("cpu"), torch.float32) if predictive.model is None else Place.of(predictive.model.module)
-        place = replace(place, allow_nan=self.header.allow_nan)
+        module = None if predictive.model is None else predictive.model.module
+        place = Place.of(module, allow_nan=self.header.allow_nan)
         self._check_tensors({}, None)
         probe, then = (self.tensors.get(f"probe.{name}") for name in ("inputs", "outputs"))
         if probe is not None and then is not None and strict:

@@ -136,9 +136,9 @@ def keep_once(
     if part is not None:
         _set_order(train, _load_order(part, checkpoint.group))
         return {key.removeprefix("found."): t.to(device) for key, t in part.tensors.items() if key.startswith("found.")}
-    found = find()
-    checkpoint.keep(name, {}, {f"found.{n}": t for n, t in found.items()} | _save_order(_order(train), checkpoint.group))
-    return found
+    tensors = find()
+    checkpoint.keep(name, {}, {f"found.{n}": t for n, t in tensors.items()} | _save_order(_order(train), checkpoint.group))
+    return tensors
 
 
 @dataclass

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from offmap._torch_private import change_count, hook_tables, strict_vmap, tensor_tables, tree_leaves, tree_map
 from offmap._types import Inputs, Weights
 from offmap.data.batch import arguments, is_table, rows_of, take_rows
-from offmap.errors import ModelError
+from offmap.errors import ModelError, first_line
 
 T = TypeVar("T")
 OutputFn: TypeAlias = Callable[[Any], Tensor]  # from what a model returns to the tensor that matters
@@ -109,11 +109,7 @@ def model_failed(model: nn.Module, inputs: Inputs, error: Exception) -> ModelErr
     remedy = "Check that the data have the form the model was trained on."
     if str(error).startswith("Guard failed"):  # of an exported program
         remedy = "Export it with a batch of any size: `torch.export.export(net, (x,), dynamic_shapes=({0: Dim.DYNAMIC},))`."
-    return ModelError(f"{type(model).__name__} failed on inputs of shape {shapes}: {_first_line(error)}. {remedy}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
+    return ModelError(f"{type(model).__name__} failed on inputs of shape {shapes}: {first_line(error)}. {remedy}")
 
 
 def check_rows(model: nn.Module, output: object, inputs: Inputs) -> None:
@@ -286,7 +282,7 @@ def forward(
     except MODEL_ERRORS as error:
         run(range(1))  # which raises if the inputs are at fault
         raise ModelError(
-            f"`vmap` cannot run {type(model).__name__} ({_first_line(error)}). Pass `chunk_size=1` to loop over draws."
+            f"`vmap` cannot run {type(model).__name__} ({first_line(error)}). Pass `chunk_size=1` to loop over draws."
         ) from error
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.module_tracker import ModuleTracker
 
-from offmap._torch_private import TorchDispatchMode, hook_tables, tensor_tables, tree_leaves
+from offmap._torch_private import TORCH_ATTRIBUTES, TorchDispatchMode, hook_tables, tensor_tables, tree_leaves
 from offmap._types import Inputs, Weights
 from offmap.data.batch import is_table, rows_of, take_rows
 from offmap.errors import ModelError
@@ -46,9 +46,7 @@ CHUNK_NUMBERS, MOST_DRAWS = 1 << 25, 64
 # A loop is as fast as `vmap` once the widest result of an operator (activations, and views of weights) has more numbers than
 # WIDE: the arithmetic then takes longer than the calls. Below, a chunk keeps that result within a core's cache.
 WIDE, CHUNK_ACTIVATIONS = 1 << 16, 1 << 20
-# attributes of modules that are no state of the user's, and what stands for one that was not there
-TORCH_ATTRIBUTES = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
-ABSENT: Any = ...
+ABSENT: Any = ...  # what stands for an attribute that was not there
 
 
 @dataclass(frozen=True)

@@ -294,9 +294,9 @@ def last_layer(model: nn.Module, x: Inputs, output_fn: OutputFn = first_tensor) 
     """Weight and bias of the last matrices on the way to the output: those that no other one follows, such as all heads."""
     weights = detach_params(model)
     with no_fast_path, no_fused_attention, _OriginMode(weights) as mode:
-        found = mode.of(call(copy_model(model, share=True), weights, take_rows(x, slice(0, 2)), output_fn))
-    if found:
-        return [name for name in weights if name in found or mode.biases.get(name) in found]
+        matrices = mode.of(call(copy_model(model, share=True), weights, take_rows(x, slice(0, 2)), output_fn))
+    if matrices:
+        return [name for name in weights if name in matrices or mode.biases.get(name) in matrices]
     raise ConfigError(
         f"Expected a matrix product on the way to the output for params={LAST_LAYER!r}, but {type(model).__name__} has none. "
         "Pick parameters by name."

@@ -70,9 +70,9 @@ class WeightLaw(ABC):
         some = next(iter(scale.values()))
         like = {name: some.new_empty(len(some), *shape) for name, shape in self.shapes(scale).items()}
         noise = draw_noise(like, [0], seed=0, stream="init", noise=Normal())
-        return {name: self.spread(name, like[name]) * z.squeeze(1) for name, z in noise.items()}
+        return {name: self.initial_std(name, like[name]) * z.squeeze(1) for name, z in noise.items()}
 
-    def spread(self, name: str, like: Tensor) -> float:
+    def initial_std(self, name: str, like: Tensor) -> float:
         """Return the standard deviation at the start of the tensor `name`, whose shape is that of `like`."""
         return 0.01
 
@@ -215,7 +215,7 @@ class Flow(WeightLaw):
         net = {"in": (kept, self.hidden), "in_bias": (self.hidden,), "out": (self.hidden, 2 * moved), "out_bias": (2 * moved,)}
         return {f"{layer}.{name}": shape for layer in range(self.layers) for name, shape in net.items()}
 
-    def spread(self, name: str, like: Tensor) -> float:
+    def initial_std(self, name: str, like: Tensor) -> float:
         """Return 1/√fan-in for the first layers, and little for what f does with them."""
         return 1 / math.sqrt(max(1, like.shape[1])) if name.endswith(".in") else 0.01 / math.sqrt(self.hidden)
 

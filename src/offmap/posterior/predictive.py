@@ -226,27 +226,6 @@ class Wrapper:
 
 
 @dataclass(frozen=True)
-class Member(Wrapper):
-    """One member of any Predictive, alone: what a fit on that net by itself gives, with the noise of its number."""
-
-    index: int
-    members: int = field(default=1, init=False)  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.source.members:
-            raise ConfigError(f"Expected `index` from 0 to {self.source.members - 1}, one of the members, but got {self.index}.")
-
-    def mean_weights(self, member: int = 0) -> Weights | None:
-        """Return its weights as they were trained."""
-        return self.source.mean_weights(self.index)
-
-    def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
-        """Return (P, B, ...); all members run, and the others' outputs are left out."""
-        stacked = self.source.outputs(x, draws, clip=clip, seed=seed)
-        return stacked.unflatten(0, (self.source.members, -1))[self.index]
-
-
-@dataclass(frozen=True)
 class CachedPredictive(Wrapper):
     """A Predictive that runs once for equal rows, draws, clip and seed: members, clips and scores then share its outputs."""
 

@@ -16,7 +16,7 @@ from offmap.guard import Guard
 from offmap.likelihoods import Prediction
 from offmap.likelihoods.classification import predictive_entropy
 from offmap.metrics import risk_coverage
-from offmap.posterior.predictive import History, Member, Stochastic
+from offmap.posterior.predictive import History, Stochastic, Wrapper
 from offmap.report.diagnosis import risk_limits
 from offmap.report.page import Array
 
@@ -182,7 +182,7 @@ def clip_frames(evaluation: Evaluation, name: str) -> dict[str, Any] | str:
     guard, points = evaluation.detectors.get(name), evaluation.points
     if not isinstance(guard, Guard):
         return "Only guards draw weights that can be clipped."
-    predictive = guard.predictive.source if isinstance(guard.predictive, Member) else guard.predictive
+    predictive = guard.predictive.source if isinstance(guard.predictive, Wrapper) else guard.predictive
     if not isinstance(predictive, Stochastic):
         return "This guard does not draw its weights around those of a model, so there is nothing to clip."
     if set(points) != set(evaluation.scores[name]):

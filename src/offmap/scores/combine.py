@@ -355,9 +355,9 @@ def assess_cut(measured: Measured, names: Sequence[str], weights: Tensor, false_
     scaled = ((values - mean) / std.clamp_min(1e-12)).clamp_min(-1)[known]
     joined = weights[known] @ scaled / weights[known].sum()
     level = joined[cut.kept & joined.isfinite()].quantile(1 - false_alarms)
-    found = joined[cut.held & ~joined.isnan()]
+    held = joined[cut.held & ~joined.isnan()]
     alone = {name: value for name, value in zip(names, aurocs.tolist(), strict=True) if not math.isnan(value)}
-    flagged = 100 * float((found > level).double().mean())
+    flagged = 100 * float((held > level).double().mean())
     return {"kind": cut.kind, "name": cut.name, "auroc": compute_auroc(joined, cut), "flagged": flagged, "terms": alone}
 
 

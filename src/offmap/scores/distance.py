@@ -55,18 +55,21 @@ def find_nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: in
         if itself is not None:
             gaps.scatter_(1, itself[:, None].to(gaps.device), torch.inf)
         numbers = gaps.topk(k, dim=1, largest=False).indices
-        gaps = rows[numbers] - x.unsqueeze(1)
-        if graph:
-            return gaps.double().square().sum(2).sqrt(), numbers
-        return torch.linalg.vector_norm(gaps, dim=2, dtype=torch.float64), numbers  # without copies in float64
+        return measure_lengths(rows[numbers] - x.unsqueeze(1)), numbers
 
-    graph = torch.compiler.is_compiling()
-    if graph:  # any number of rows at once
-        return find(x, itself)
     step = max(1, BLOCK_NUMBERS // max(len(rows), k * rows.shape[1]))
-    cuts = [slice(start, start + step) for start in range(0, max(1, len(x)), step)]
+    if torch.compiler.is_compiling() or len(x) <= step:  # a graph takes any number of rows at once
+        return find(x, itself)
+    cuts = [slice(start, start + step) for start in range(0, len(x), step)]
     parts = [find(x[cut], None if itself is None else itself[cut]) for cut in cuts]
     return torch.cat([distances for distances, _ in parts]), torch.cat([numbers for _, numbers in parts])
+
+
+def measure_lengths(vectors: Tensor) -> Tensor:
+    """Return the lengths of vectors in float64, (..., D) -> (...): without copies, but in a graph."""
+    if torch.compiler.is_compiling():
+        return vectors.double().square().sum(-1).sqrt()
+    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
 
 
 def find_lowest(values: Tensor, parts: int) -> Tensor:
@@ -139,7 +142,6 @@ class ZScore(FittedModule):
 
     mean: Tensor
     std: Tensor
-
     constant: bool
 
     def __init__(self, mean: Tensor | None = None, std: Tensor | None = None) -> None:
@@ -189,22 +191,20 @@ class KNNDistance(FittedModule):
     unit: Tensor
     spacings: Tensor
     padded: Tensor  # rows around their mean, as many in each part
-    lengthened: (
-        Tensor  # −2 rows and below their squared lengths, infinite for padding, (D + 1, N): one product gives all distances
-    )
+    lengthened: Tensor  # (D + 1, N), −2 rows above their squared lengths, infinite for padding: one product gives all distances
     offset: Tensor  # what inputs are moved by before they are divided by `unit`
     widened: Tensor  # spacings + f
     eps: Tensor  # f/10
     copied: Tensor  # distances up to this one are those of copies
     parts: int  # how many there are
 
-    def __init__(self, *tensors: Tensor, zscore: ZScore | None = None, single: bool = False) -> None:
+    def __init__(self, *tensors: Tensor, single: bool = False) -> None:
         super().__init__()
         for name, tensor in zip_longest(("rows", "centre", "unit", "spacings"), tensors):
             self.register_buffer(name, torch.empty(0, device="cpu") if tensor is None else tensor)
         for name in ("padded", "lengthened", "offset", "widened", "eps", "copied"):
             self.register_buffer(name, torch.empty(0, device="cpu"), persistent=False)
-        self.zscore, self.single = zscore or ZScore(), single
+        self.zscore, self.single = ZScore(), single
         self.prepare()
 
     @classmethod
@@ -291,7 +291,6 @@ class KNNDistance(FittedModule):
         A matrix product in float32 finds them, around the rows' mean so that little cancels; their distances are then exact, for
         a difference of two numbers is rounded by its own size, not by theirs.
         """
-        x, graph = self.scale(x), torch.compiler.is_compiling()
 
         def find(x: Tensor, itself: Tensor | None) -> tuple[Tensor, Tensor]:
             # |x − row|² − |x|²; the rows of a part stand `parts` apart
@@ -300,19 +299,16 @@ class KNNDistance(FittedModule):
                 known = (itself >= 0).nonzero().flatten()
                 gaps[known, itself[known]] = torch.inf
             numbers = find_lowest(gaps, self.parts)
-            gaps = self.padded[numbers] - x.unsqueeze(1)
-            if graph:
-                distances = gaps.double().square().sum(2).sqrt()
-            else:
-                distances = torch.linalg.vector_norm(gaps, dim=2, dtype=torch.float64)  # without copies in float64
+            distances = measure_lengths(self.padded[numbers] - x.unsqueeze(1))
             return torch.where(distances > self.copied, distances, 0.0), numbers
 
+        x = self.scale(x)
         step = max(1, BLOCK_NUMBERS // max(len(self.rows), self.parts * self.rows.shape[1]))
-        if graph or len(x) <= step:  # a graph takes any number of rows at once
+        if torch.compiler.is_compiling() or len(x) <= step:  # a graph takes any number of rows at once
             return find(x, itself)
         cuts = [slice(start, start + step) for start in range(0, len(x), step)]
-        found = [find(x[cut], None if itself is None else itself[cut]) for cut in cuts]
-        return torch.cat([distances for distances, _ in found]), torch.cat([numbers for _, numbers in found])
+        parts = [find(x[cut], None if itself is None else itself[cut]) for cut in cuts]
+        return torch.cat([distances for distances, _ in parts]), torch.cat([numbers for _, numbers in parts])
 
 
 class Ellipsoid(FittedModule):
@@ -322,12 +318,12 @@ class Ellipsoid(FittedModule):
     whitening: Tensor
     offset: Tensor  # −W·centre
 
-    def __init__(self, *tensors: Tensor, zscore: ZScore | None = None) -> None:
+    def __init__(self, *tensors: Tensor) -> None:
         super().__init__()
         for name, tensor in zip_longest(("centre", "whitening"), tensors):
             self.register_buffer(name, torch.empty(0, device="cpu") if tensor is None else tensor)
         self.register_buffer("offset", torch.empty(0, device="cpu"), persistent=False)
-        self.zscore = zscore or ZScore()
+        self.zscore = ZScore()
         self.prepare()
 
     def prepare(self) -> None:
@@ -358,9 +354,7 @@ class Ellipsoid(FittedModule):
     def log_ratio(self, x: Tensor, itself: Tensor | None = None) -> Tensor:
         """Return the log length of the whitened rows, (B, D) -> (B,)."""
         white = torch.addmm(self.offset, x.to(self.whitening), self.whitening)
-        graph = torch.compiler.is_compiling()
-        lengths = white.double().square().sum(1).sqrt() if graph else torch.linalg.vector_norm(white, dim=1, dtype=torch.float64)
-        return lengths.clamp_min(1e-15).log().nan_to_num(nan=torch.inf, posinf=torch.inf)
+        return measure_lengths(white).clamp_min(1e-15).log().nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def find_whitening(rows: Tensor, flat: float = FLAT) -> Tensor:
@@ -453,8 +447,8 @@ class TableEncoder(FittedModule):
 
     def kinds(self) -> dict[str, list[int]]:
         """Number the columns that are no plain numbers: "indicators", "missing" (in some rows), and "categories" among codes."""
-        found = {"indicators": self.indicators, "missing": self.missing == 1.0}
-        columns = {kind: where.nonzero().flatten().tolist() for kind, where in found.items()}
+        marks = {"indicators": self.indicators, "missing": self.missing == 1.0}
+        columns = {kind: where.nonzero().flatten().tolist() for kind, where in marks.items()}
         return columns | {"categories": self.categories[0].unique().tolist()}
 
 

@@ -83,9 +83,9 @@ class Term(Score):
 class ScaledTerm(Term):
     """A term that is a function of the features, and has a scale."""
 
-    def __init__(self, zscore: ZScore | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.zscore = zscore or ZScore()
+        self.zscore = ZScore()
 
     def fit_scale(self, data: ScoreData) -> Self:
         """Take the scale of in-distribution rows."""
@@ -105,7 +105,12 @@ AnyTerm = TypeVar("AnyTerm", bound=Term)
 
 
 def register_term(name: str, *, by_default: bool = True) -> Callable[[type[AnyTerm]], type[AnyTerm]]:
-    """Register a kind of term under a name, for `score={name: weight}` and for files."""
+    """Register a kind of term under a name, for `score={name: weight}` and for files.
+
+    Args:
+        name: The name.
+        by_default: Whether the default score joins it.
+    """
 
     def register(kind: type[AnyTerm]) -> type[AnyTerm]:
         kind.by_default = by_default
@@ -273,7 +278,7 @@ class InputDistance(Term):
             return self.encoder(vectors, codes)
         return vectors if self.narrow is None else project((vectors - self.centre) / self.unit, self.narrow)
 
-    def vectors(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
+    def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
         """Return the inputs as vectors, with what they are compared with."""
         vectors = flatten_inputs(features.inputs)
         if vectors is None or vectors.shape[1] != self.width:
@@ -291,13 +296,9 @@ class InputDistance(Term):
         width = 0 if self.narrow is None else self.width
         return {"centre": (width,), "unit": (width,)}
 
-    def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
-        """Return what is compared with training rows."""
-        return self.vectors(features)
-
     def fit_scale(self, data: ScoreData) -> Self:
         """Take the scale of in-distribution rows."""
-        pairs = [(self.vectors(features), features.itself) for features in data.scale_features]
+        pairs = [(self.compared(features), features.itself) for features in data.scale_features]
         for place, (space, _) in enumerate(pairs[0][0]):
             values = [space.log_ratio(spaces[place][1], itself) for spaces, itself in pairs]
             space.zscore = ZScore.fit_ratios(torch.cat(values))
@@ -305,13 +306,12 @@ class InputDistance(Term):
 
     def forward(self, features: Features) -> Tensor:
         """Score B rows, (B,)."""
-        spaces = self.vectors(features)
-        values = [space.zscore(space.log_ratio(vectors, features.itself)) for space, vectors in spaces]
+        values = [space.zscore(space.log_ratio(x, features.itself)) for space, x in self.compared(features)]
         return values[0] if len(values) == 1 else torch.stack(values).mean(0)
 
     def measure_without(self, features: Features, cut: Cut) -> Tensor:
         """Return the mean z-score of log ratios among the rows that are kept."""
-        return torch.stack([ratio_without(space, vectors, cut) for space, vectors in self.vectors(features)]).mean(0)
+        return torch.stack([ratio_without(space, vectors, cut) for space, vectors in self.compared(features)]).mean(0)
 
     def config(self) -> dict[str, Any]:
         """Return the width, and which of the optional modules there are."""
@@ -515,11 +515,11 @@ class ClassEllipsoids(FittedModule):
     centre: Tensor
     overall: Tensor
 
-    def __init__(self, *tensors: Tensor, relative: bool = False, zscore: ZScore | None = None) -> None:
+    def __init__(self, *tensors: Tensor, relative: bool = False) -> None:
         super().__init__()
         for place, name in enumerate(("means", "whitening", "centre", "overall")):
             self.register_buffer(name, tensors[place] if tensors else torch.empty(0, device="cpu"))
-        self.zscore, self.relative = zscore or ZScore(), relative
+        self.zscore, self.relative = ZScore(), relative
 
     @classmethod
     def of_classes(cls, rows: Tensor, labels: Tensor, *, relative: bool) -> Self:

@@ -43,7 +43,7 @@ class InputSpec:
         """Refuse arrays of another shape than rows of this input have."""
         if len(shape) != 1 + len(self.shape) or any(n not in (None, size) for n, size in zip(self.shape, shape[1:], strict=True)):
             axes = "".join(f", {'any' if size is None else size}" for size in self.shape)
-            raise RequestError(422, f"Expected {self.name} (rows{axes}), but got an array of shape {str(shape)[:100]}.")
+            raise RequestError(422, f"Expected `{self.name}` of shape (rows{axes}), but got {str(shape)[:100]}.")
 
     def convert(self, array: NDArray[Any]) -> NDArray[Any]:
         """Convert an array of numbers to the type of this input, if it can hold them and they are finite."""

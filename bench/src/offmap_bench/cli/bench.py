@@ -85,11 +85,11 @@ def bench_check(plan: PlanName, tasks: Tasks = None, as_json: Json = False) -> N
     from offmap_bench.tasks.check import MISSING, check_task
 
     selected = narrow_plan(read_plan(plan), tasks=tasks)
-    found = {task: check_task(task, selected.seeds[0]) for task in selected.tasks}
-    lines = [f"{task}\n" + "\n".join(f"  {f.what}: {f.state}, {f.text}" for f in findings) for task, findings in found.items()]
-    lacking = [task for task, findings in found.items() if any(f.state == MISSING for f in findings)]
-    lines.append(f"{len(found) - len(lacking)} of {len(found)} tasks can run.")
-    record = {task: [vars(finding) for finding in findings] for task, findings in found.items()}
+    by_task = {task: check_task(task, selected.seeds[0]) for task in selected.tasks}
+    lines = [f"{task}\n" + "\n".join(f"  {f.what}: {f.state}, {f.text}" for f in findings) for task, findings in by_task.items()]
+    lacking = [task for task, findings in by_task.items() if any(f.state == MISSING for f in findings)]
+    lines.append(f"{len(by_task) - len(lacking)} of {len(by_task)} tasks can run.")
+    record = {task: [vars(finding) for finding in findings] for task, findings in by_task.items()}
     print_result(as_json, {"tasks": record, "missing": lacking}, "\n".join(lines))
     if lacking:
         raise typer.Exit(1)

@@ -82,7 +82,7 @@ def describe(result: Result) -> Section:
     plain = ", which is the plain net" if result.clip == 0 else ""
     clip = "no clip at all" if result.clip is None else f"a clip of {result.clip:g}{plain}"
     name, fields, heading, drawing = tell(result)
-    fields["clip"] = f"For its predictions, the guard chose {clip} on validation data."
+    fields["clip"] = f"For its own predictions, the guard chose {clip} on validation data."
     body = [
         paragraphs(TEXTS[name].format(**fields)) + f"<h3>{heading}</h3>" + drawing,
         "<h3>Numbers</h3>", table(numbers, best=best, dots=True), paragraphs(TEXTS["note"], "note"),

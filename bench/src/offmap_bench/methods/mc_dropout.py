@@ -105,19 +105,19 @@ def draw_thinned(weights: Weights, shapes: Shapes, span: range, seed: int) -> We
 def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sampled]:
     """Train copies of the nets with a new mask per example and step; keep the state of lowest validation NLL without masks."""
     valid, likelihood = problem.valid, problem.likelihood
-    at = stack_models([replace_dropout(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
-    shapes = mask_shapes(at.module, valid.inputs)
-    at = replace(at, fixed={n: t for n, t in at.fixed.items() if n not in shapes})
-    stack = Stack.build(at, valid.inputs, problem.runtime, settings=len(configs))
-    like = next(iter(at.mean.values()))
+    stacked = stack_models([replace_dropout(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
+    shapes = mask_shapes(stacked.module, valid.inputs)
+    stacked = replace(stacked, fixed={n: t for n, t in stacked.fixed.items() if n not in shapes})
+    stack = Stack.build(stacked, valid.inputs, problem.runtime, settings=len(configs))
+    like = next(iter(stacked.mean.values()))
     by_setting = [
         {n: (rate if c.dropout is None else c.dropout, shape) for n, (rate, shape) in shapes.items()} for c in configs
     ]  # fmt: skip
 
     def losses(step: int, batch: Batch) -> Tensor:
-        uniform = draw_uniform(shapes, at.members, range(step, step + 1), "fit", problem.seed, rows_of(batch[0]))
-        stacked = {n: torch.cat([cut_mask(u, setting[n][0], like) for setting in by_setting]) for n, u in uniform.items()}
-        outputs = stack.model(stack.weights | stack.fixed | stacked, batch[0])
+        uniform = draw_uniform(shapes, stacked.members, range(step, step + 1), "fit", problem.seed, rows_of(batch[0]))
+        masks = {n: torch.cat([cut_mask(u, setting[n][0], like) for setting in by_setting]) for n, u in uniform.items()}
+        outputs = stack.model(stack.weights | stack.fixed | masks, batch[0])
         return stack.by_setting(likelihood.nll(outputs, batch[1]).mean(1)).sum(1)
 
     train_stack(stack, losses, problem, check_same_training(configs))

@@ -94,16 +94,16 @@ class Draw:
 
 def _fit(nets: Nets, problem: Problem, config: Config) -> Sampled:
     """Let copies of the trained nets wander, all on the same batches, and collect their states; `valid` teaches nothing."""
-    at = stack_models(nets)
-    model = problem.runtime.model(at.module, at.mean | at.fixed, problem.valid.inputs)
+    stacked = stack_models(nets)
+    model = problem.runtime.model(stacked.module, stacked.mean | stacked.fixed, problem.valid.inputs)
 
     def wander(lr: float) -> Moments | None:
         """Where all were on the way; None if one is lost."""
-        weights = {n: w.clone().requires_grad_() for n, w in at.mean.items()}
+        weights = {n: w.clone().requires_grad_() for n, w in stacked.mean.items()}
         moments = Moments(config.rank)
 
         def objective(step: int, batch: Batch) -> Tensor:
-            return problem.likelihood.nll(model(weights | at.fixed, batch[0]), batch[1]).mean(1).sum()
+            return problem.likelihood.nll(model(weights | stacked.fixed, batch[0]), batch[1]).mean(1).sum()
 
         def collect(step: int, loss: Tensor) -> bool:
             if (step + 1) % config.collect_every == 0:
@@ -123,9 +123,9 @@ def _fit(nets: Nets, problem: Problem, config: Config) -> Sampled:
         logger.warning("SWAG diverged at rate %g (the loss is not finite).", lr)
     else:
         raise ConfigError(f"SWAG diverged at rates from {config.lr:g} down to {config.lr / 1000:g}: lower `lr`.")
-    mean, std = ({n: w.to(at.mean[n]) for n, w in weights.items()} for weights in (moments.mean, moments.std()))
+    mean, std = ({n: w.to(stacked.mean[n]) for n, w in weights.items()} for weights in (moments.mean, moments.std()))
     columns = {n: torch.stack([column[n] for column in moments.columns], 1) for n in mean}
-    return Sampled(model, mean | at.fixed, Draw(mean, std, columns, at.fixed, config.scale))
+    return Sampled(model, mean | stacked.fixed, Draw(mean, std, columns, stacked.fixed, config.scale))
 
 
 def _check(config: Config) -> None:

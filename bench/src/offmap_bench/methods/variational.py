@@ -135,15 +135,15 @@ g = log."""
 
 def _fit_bnn(nets: Nets, problem: Problem, config: BNNConfig) -> Stochastic:
     train, valid, likelihood, seed, runtime = problem.train, problem.valid, problem.likelihood, problem.seed, problem.runtime
-    at = choose(stack_models(nets), valid.inputs, config.params, runtime.output_fn)
-    model = runtime.model(at.module, at.mean | at.fixed, valid.inputs)
+    stacked = choose(stack_models(nets), valid.inputs, config.params, runtime.output_fn)
+    model = runtime.model(stacked.module, stacked.mean | stacked.fixed, valid.inputs)
     observed, raw = Observed(), -5.0
     if config.basis == "svd":
         batches, limit = (lambda rows: (x for x, _ in train)), config.fan_in_limit
-        observed, raw = observe(at, batches, rotated=True, output_fn=runtime.output_fn, limit=limit), -10.0
+        observed, raw = observe(stacked, batches, rotated=True, output_fn=runtime.output_fn, limit=limit), -10.0
     q = WeightDistribution(
-        at.mean, initial_scale=softplus(raw if config.initial_raw_scale is None else config.initial_raw_scale),
-        rotation=observed.rotation(), fixed=at.fixed, noise=as_noise(config.noise), trainable_mean=config.mean == "trained",
+        stacked.mean, initial_scale=softplus(raw if config.initial_raw_scale is None else config.initial_raw_scale),
+        rotation=observed.rotation(), fixed=stacked.fixed, noise=as_noise(config.noise), trainable_mean=config.mean == "trained",
     )  # fmt: skip
     validation = Validation(model, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
     max_risk = validation.max_risk(q, tolerance=config.tolerance).detach()
@@ -158,7 +158,7 @@ def _fit_bnn(nets: Nets, problem: Problem, config: BNNConfig) -> Stochastic:
         monitor.check(0, float("nan"), start)
         objective = elbo(
             q, model, likelihood, entropy_weight=config.tradeoff, prior_variance=config.prior_variance,
-            prior_mean=at.mean if config.mean == "frozen" else None, draws=config.draws_per_step, seed=seed,
+            prior_mean=stacked.mean if config.mean == "frozen" else None, draws=config.draws_per_step, seed=seed,
         )  # fmt: skip
         optimizer = adam((p for p in q.parameters() if p.requires_grad), lr=config.lr, epsilon=config.adam_epsilon)
         history.stop_reason = minimize(objective, optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
@@ -265,24 +265,26 @@ def distribution(mean: Weights, fixed: Weights, scale: float | Mapping[str, Tens
     return WeightDistribution(mean, initial_scale=scale, fixed=fixed, noise=Normal(), trainable_mean=True)
 
 
-def start(at: StackedModel, settings: int, config: MeanFieldConfig) -> WeightDistribution:
+def start(stacked: StackedModel, settings: int, config: MeanFieldConfig) -> WeightDistribution:
     """Every setting from the same nets, with σ = softplus(u₀) around them."""
-    mean, fixed = ({n: w.repeat(settings, *[1] * (w.ndim - 1)) for n, w in weights.items()} for weights in (at.mean, at.fixed))
+    mean, fixed = (
+        {n: w.repeat(settings, *[1] * (w.ndim - 1)) for n, w in weights.items()} for weights in (stacked.mean, stacked.fixed)
+    )
     biases = {n: w.requires_grad_() for n, w in mean.items() if config.random == "matrices" and w.ndim < 3}
     mean = {n: w for n, w in mean.items() if n not in biases}
     return distribution(mean, fixed | biases, softplus(config.initial_raw_scale))
 
 
 def _fit_mean_field(nets: Nets, problem: Problem, configs: Sequence[MeanFieldConfig]) -> list[Stochastic]:
-    config, at, valid = configs[0], stack_models(nets), problem.valid
+    config, stacked, valid = configs[0], stack_models(nets), problem.valid
     if any(replace(other, tradeoff=1.0) != replace(config, tradeoff=1.0) for other in configs):
         raise ConfigError("Expected settings of one grid to differ in `tradeoff` alone; fit the others apart.")
-    model = problem.runtime.model(at.module, at.mean | at.fixed, valid.inputs)
-    posterior = Posteriors(start(at, len(configs), config), model, problem.likelihood, config, at.members, problem.seed)
+    model = problem.runtime.model(stacked.module, stacked.mean | stacked.fixed, valid.inputs)
+    posterior = Posteriors(start(stacked, len(configs), config), model, problem.likelihood, config, stacked.members, problem.seed)
     weight = torch.tensor([c.tradeoff * problem.repeats / problem.train.rows for c in configs], device=valid.targets.device)
     state = {f"{kind} {n}": w for kind in ("mean", "raw_scale") for n, w in getattr(posterior.q, kind).items()}
     state |= {n: w for n, w in posterior.q.fixed.items() if w.requires_grad}
-    stack = Stack(model, state, {n: w for n, w in posterior.q.fixed.items() if not w.requires_grad}, at.members)
+    stack = Stack(model, state, {n: w for n, w in posterior.q.fixed.items() if not w.requires_grad}, stacked.members)
     losses = partial(posterior.losses, weight)
     stop_reason = train_stack(stack, losses, problem, config, judge=lambda *_: posterior.validation(valid))
     risk = posterior.validation(valid)

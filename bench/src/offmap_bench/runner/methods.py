@@ -13,15 +13,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from offmap._types import Inputs, Weights
 from offmap.checks import one_of
 from offmap.detectors.input_distance import Mahalanobis, Nearest
 from offmap.errors import ConfigError
 from offmap.likelihoods import Likelihood, infer
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Runtime, override
-from offmap.posterior.predictive import Predictive, Scorer, Stochastic
+from offmap.posterior.predictive import Predictive, Scorer, Stochastic, Wrapper
 from offmap_bench.detectors.estimators import gaussian_process, isolation_forest
 from offmap_bench.detectors.hidden import hidden_mahalanobis, hidden_nearest
 from offmap_bench.methods import bnn, dare, deep_ensemble, laplace, mc_dropout, mean_field, swag
@@ -60,6 +61,27 @@ class Fitted:
     thousand: float | None = None  # seconds to score so many images, where that was measured
     steps: int = 0
     chosen: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Member(Wrapper):
+    """One member of any Predictive, alone: what a fit on that net by itself gives, with the noise of its number."""
+
+    index: int
+    members: int = field(default=1, init=False)  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.source.members:
+            raise ConfigError(f"Expected `index` from 0 to {self.source.members - 1}, one of the members, but got {self.index}.")
+
+    def mean_weights(self, member: int = 0) -> Weights | None:
+        """Return its weights as they were trained."""
+        return self.source.mean_weights(self.index)
+
+    def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
+        """Return (P, B, ...); all members run, and the others' outputs are left out."""
+        stacked = self.source.outputs(x, draws, clip=clip, seed=seed)
+        return stacked.unflatten(0, (self.source.members, -1))[self.index]
 
 
 @dataclass(frozen=True)
@@ -260,15 +282,15 @@ def own_method(name: str) -> Method:
 
     def fit(context: FitContext, settings: Settings) -> Fitted:
         begin = time.perf_counter()
-        made = make(context, **without(settings, *SCORING))
+        result = make(context, **without(settings, *SCORING))
         seconds = time.perf_counter() - begin
-        if hasattr(made, "score"):
-            return Fitted(scorer=made, seconds=seconds)
-        if not (hasattr(made, "outputs") and hasattr(made, "members")):
+        if hasattr(result, "score"):
+            return Fitted(scorer=result, seconds=seconds)
+        if not (hasattr(result, "outputs") and hasattr(result, "members")):
             words = "an object with `score(x)`, or with `members` and `outputs(x, draws, *, clip, seed)`"
-            raise ConfigError(f"Expected {name!r} to return {words}, but got {type(made).__name__}.")
+            raise ConfigError(f"Expected {name!r} to return {words}, but got {type(result).__name__}.")
         x, y = context.task.valid
-        return Fitted(made, infer(made.outputs(x, 1, clip=None, seed=0)[0], y, context.task.likelihood), seconds=seconds)
+        return Fitted(result, infer(result.outputs(x, 1, clip=None, seed=0)[0], y, context.task.likelihood), seconds=seconds)
 
     return Method(fit, fill, frozenset({p.name for p in rest} | {*SCORING}), from_models=True)
 

@@ -24,8 +24,8 @@ from offmap.distributed.jobs import Pool
 from offmap.errors import ConfigError
 from offmap.metrics import coverage, ence, mean_width, quantile_ece
 from offmap.model.forward import LRUCache
-from offmap.posterior.predictive import CachedPredictive, Member, Predictive, Scorer
-from offmap_bench.runner.methods import SCORING, FitContext, Fitted, candidates
+from offmap.posterior.predictive import CachedPredictive, Predictive, Scorer
+from offmap_bench.runner.methods import SCORING, FitContext, Fitted, Member, candidates
 from offmap_bench.runner.plan import METHODS, Cell, Settings
 from offmap_bench.runner.store import Record, code_digest, read_records, set_damaged_aside, settings_of, write_records
 from offmap_bench.tasks.catalog import task as task_of

@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from offmap.atomic import cache_folder
 from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
-from offmap_bench.cache import Entry, read_or_make
+from offmap_bench.cache import Entry, cache_folder, read_or_make
 from offmap_bench.nets.encoders import EncoderClassifier, ImageEncoder, SentenceEncoder
 from offmap_bench.nets.speech import speech_net
 from offmap_bench.runner.base_models import SEED_STEP, digest_with, load_nets

@@ -83,20 +83,20 @@ def compare_methods(numbers: ShiftResults, title: str, tasks: Sequence[str]) -> 
     """Return the mean AUROC of every method over the tasks and over those of each kind, the best on top."""
     kinds = list(dict.fromkeys(kind_of(task) for task in tasks))
     groups = [list(tasks), *([task for task in tasks if kind_of(task) == kind] for kind in kinds)]
-    plan, found, alarms = numbers.results.plan, list[tuple[float, list[str]]](), numbers.results.means("test", "false_alarms")
+    plan, lines, alarms = numbers.results.plan, list[tuple[float, list[str]]](), numbers.results.means("test", "false_alarms")
     for label, score in plan.scores.items():
         means = [numbers.mean(label, group) for group in groups]
         if any(mean is not None for mean in means):
             mine = [alarms[label, task] for task in tasks if (label, task) in alarms]
             shares = [percent(fmean(mine)), percent(max(mine))] if mine else [NOTHING, NOTHING]
             name = f"**{label}**" if label == numbers.default else label
-            found.append((means[0] or 0.0, [name, score, *map(percent, means), *shares]))
+            lines.append((means[0] or 0.0, [name, score, *map(percent, means), *shares]))
     head = ["method", "score", "mean", *(f"{kind} ({len(group)})" for kind, group in zip(kinds, groups[1:], strict=True))]
     text = (
         f"Means over {len(tasks)} tasks. False alarms are the test rows above the threshold, 5 % by intention: the mean over the "
         f"tasks of a method that have 19 validation rows or more, and the most on one. {NOTHING}: the method does not do all."
     )
-    rows = [row for _, row in sorted(found, key=lambda each: -each[0])]
+    rows = [row for _, row in sorted(lines, key=lambda each: -each[0])]
     return TableSection(title, [*head, "false alarms", "most"], rows, text)
 
 
@@ -141,11 +141,11 @@ def compare_assessments(numbers: ShiftResults) -> TableSection:
     assessed: dict[str, float] = {}
     kinds: dict[str, dict[str, float]] = {}
     for task in numbers.tasks:
-        said = [found for r in numbers.results.records_of[numbers.default, task] if (found := r.chosen.get("assessed"))]
-        if said:
-            assessed[task] = fmean(found["auroc"] / 100 for found in said)
-            names = [name for name in said[0]["kinds"] if all(name in found["kinds"] for found in said)]
-            kinds[task] = {name: fmean(found["kinds"][name] / 100 for found in said) for name in names}
+        assessments = [entry for r in numbers.results.records_of[numbers.default, task] if (entry := r.chosen.get("assessed"))]
+        if assessments:
+            assessed[task] = fmean(entry["auroc"] / 100 for entry in assessments)
+            names = [name for name in assessments[0]["kinds"] if all(name in entry["kinds"] for entry in assessments)]
+            kinds[task] = {name: fmean(entry["kinds"][name] / 100 for entry in assessments) for name in names}
     real = {task: numbers.aurocs[numbers.default, task] for task in assessed}
     columns = list(dict.fromkeys(name for each in kinds.values() for name in each))
     rows = [
@@ -155,9 +155,9 @@ def compare_assessments(numbers: ShiftResults) -> TableSection:
     text = "What `guard.assess()` says, from in-distribution data alone: the mean AUROC over kinds of shift, and each kind."
     if len(assessed) > 2:
         pair = [torch.tensor([values[task] for task in assessed], dtype=torch.float64) for values in (assessed, real)]
-        apart = fmean(abs(assessed[task] - real[task]) for task in assessed)
+        gap = fmean(abs(assessed[task] - real[task]) for task in assessed)
         text += f" Rank correlation with the real AUROC over tasks {float(rank_correlation(*pair)):.2f}, mean difference "
-        text += f"{100 * apart:.1f} points."
+        text += f"{100 * gap:.1f} points."
     return TableSection("Assessed before, and measured", ["task", "AUROC", "assessed", *columns], rows, text)
 
 

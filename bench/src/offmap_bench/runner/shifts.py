@@ -51,9 +51,9 @@ def assess(guard: Guard) -> dict[str, Any]:
     """Return what a guard says of its own detection, which its record keeps as `chosen.assessed`; nothing of other scores."""
     if not can_assess(guard):
         return {}
-    found = guard.assess()
-    kinds = {kind: fmean(shift.auroc for shift in shifts) for kind, shifts in found.kinds().items()}
-    return {"auroc": found.auroc, "kinds": kinds, "weights": dict(found.weights), "errors": dict(found.errors)}
+    assessment = guard.assess()
+    kinds = {kind: fmean(shift.auroc for shift in shifts) for kind, shifts in assessment.kinds().items()}
+    return {"auroc": assessment.auroc, "kinds": kinds, "weights": dict(assessment.weights), "errors": dict(assessment.errors)}
 
 
 def fit_detector(context: FitContext, settings: Settings) -> Fitted:

@@ -18,11 +18,11 @@ from offmap.evaluation import measure_separation
 from offmap.likelihoods.classification import predictive_entropy
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Config
-from offmap.posterior.predictive import Member, Stochastic
+from offmap.posterior.predictive import Stochastic
 from offmap.report.page import Array
 from offmap_bench.cache import Entry, read_or_make
 from offmap_bench.runner.base_models import SILENT, likelihood_of, prepare
-from offmap_bench.runner.methods import FitContext, Fitted, config_of
+from offmap_bench.runner.methods import FitContext, Fitted, Member, config_of
 from offmap_bench.runner.plan import METHODS, Cell, digest
 from offmap_bench.runner.run import build_guard, single_thread
 from offmap_bench.runner.store import Record, settings_of

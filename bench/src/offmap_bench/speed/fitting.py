@@ -78,8 +78,8 @@ def paper_steps(rounds: int = 3) -> Record:
 def descent(members: int, basis: str = "svd", steps: int = 100) -> Callable[[], str]:
     """A hundred steps of the MaxWEnt objective for so many nets."""
     nets, rows = on.members()[:members], on.rows("train")
-    at = stack_models(nets)
-    model = Runtime().model(at.module, at.mean | at.fixed, rows.inputs)
+    stacked = stack_models(nets)
+    model = Runtime().model(stacked.module, stacked.mean | stacked.fixed, rows.inputs)
     q = svd(nets, (x for x, _ in rows)) if basis == "svd" else scaling(nets)
     objective = maxwent(q, model, Gaussian(), entropy_weight=30.0)
     optimizer = adam(q.raw_scale.parameters(), lr=1e-4)
@@ -135,12 +135,12 @@ def basis(rounds: int = 3) -> Record:
     # as many rows as data sets have: the first few thousand cost more, as all of their inputs are counted
     for subject, rows in ((on.MLP, 102_400), (on.CONV1D, 20_480), (on.RESNET, 4_096), (on.TRANSFORMER, 8_192)):
         net, x = subject.net(), subject.inputs(rows)
-        at, turns = stack_models(net), list[Timing]()
+        stacked, turns = stack_models(net), list[Timing]()
 
-        def find_basis(at: StackedModel = at, x: Tensor = x, turns: list[Timing] = turns) -> None:
+        def find_basis(stacked: StackedModel = stacked, x: Tensor = x, turns: list[Timing] = turns) -> None:
             turns.append(Timing())
             with mock.patch.object(torch.linalg, "eigh", partial(time_call, turns[-1], torch.linalg.eigh)):
-                observe(at, lambda size: iter(x.split(max(on.BATCH, size))), rotated=True)
+                observe(stacked, lambda size: iter(x.split(max(on.BATCH, size))), rotated=True)
 
         works: dict[str, Work] = {"plain pass": lambda net=net, x=x: on.run_passes(net, x, on.BATCH), "both": find_basis}
         if subject.name == on.MLP.name:

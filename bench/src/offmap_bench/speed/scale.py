@@ -58,17 +58,17 @@ def make_net() -> torch.nn.Module:
 
 def phases(rows: Mapping[str, int], group: Group) -> dict[str, Callable[[], object]]:
     """A pass over the data, the validation risk, and gradient steps, as a fit makes them."""
-    at, train = stack_models(make_net()), make_data(rows["pass"])
-    model, law = BatchedModel(at.module, chunk_size=DRAWS), Gaussian()
+    stacked, train = stack_models(make_net()), make_data(rows["pass"])
+    model, law = BatchedModel(stacked.module, chunk_size=DRAWS), Gaussian()
     step = replace(make_data(rows["step"]), batch_size=rows["step"])
-    rotation = observe(at, feed_inputs(make_data(512)), rotated=True).rotation()
-    q = WeightDistribution(at.mean, rotation=rotation, initial_scale=1e-3)
+    rotation = observe(stacked, feed_inputs(make_data(512)), rotated=True).rotation()
+    q = WeightDistribution(stacked.mean, rotation=rotation, initial_scale=1e-3)
     validation = Validation(model, law, make_data(rows["risk"]), draws=DRAWS, group=group)
     optimizer = adam(q.raw_scale.parameters(), lr=1e-3)
     objective = objectives.maxwent(q, model, law, entropy_weight=1.0)
     mine = step if group.size == 1 else replace(step, shard=Shard(group, "rows"))
     return {
-        "pass": lambda: observe(at, feed_inputs(train), rotated=False, group=group, shard=feed_inputs(train, group)),
+        "pass": lambda: observe(stacked, feed_inputs(train), rotated=False, group=group, shard=feed_inputs(train, group)),
         "risk": lambda: validation(q),
         "step": lambda: minimize(objective, optimizer, Cycle(mine, 0), steps=STEPS, group=group),
     }

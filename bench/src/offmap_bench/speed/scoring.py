@@ -95,8 +95,8 @@ def architectures(rounds: int = 5) -> Record:
     result = Record("architectures", rounds, [])
     for subject, draws, batch, target, all_rows in SMALL + LARGE:
         net, x = subject.net(), subject.inputs(subject.rows if all_rows else batch)
-        at = stack_models(net)
-        model = Runtime(batch_size=batch).model(at.module, at.mean, x)
+        stacked = stack_models(net)
+        model = Runtime(batch_size=batch).model(stacked.module, stacked.mean, x)
         predictive, seeds = Stochastic(model, svd(net, [subject.inputs(64)])), iter(range(10**6))
         works: dict[str, Work] = {
             "plain": lambda net=net, x=x, batch=batch, draws=draws: on.run_passes(net, x, batch, draws),

@@ -34,7 +34,7 @@ from offmap_bench.tasks.task import data_root
 SIZES = (20, 100, 300, 1000, 5000)
 """Rows in `valid`, or in `calibrate`."""
 
-TEST, LEVEL, ALARMS = 3000, 0.9, 0.05
+TEST, LEVEL = 3000, 0.9
 P_LEVELS = (0.1, 0.25, 0.5, 0.75)
 BLOCK = 20  # seeds of one cell of the record
 WORDS = 1000
@@ -305,10 +305,10 @@ def collect(runs: Runs) -> dict[tuple[str, str, int], dict[str, tuple[float, flo
     return result
 
 
-def exceptions(found: dict[tuple[str, str, int], dict[str, tuple[float, float]]]) -> dict[str, tuple[int, list[str]]]:
+def exceptions(figures: dict[tuple[str, str, int], dict[str, tuple[float, float]]]) -> dict[str, tuple[int, list[str]]]:
     """Count the figures of each promise, and name those whose 95 % interval lies on the wrong side of what is promised."""
     result: dict[str, tuple[int, list[str]]] = {}
-    for (name, way, size), shares in found.items():
+    for (name, way, size), shares in figures.items():
         for key, (mean, error) in shares.items():
             if key != "seeds":
                 promise, bound = {"alarms": ("false alarms", 5.0), "covered": ("coverage", -100 * LEVEL)}.get(
@@ -324,8 +324,8 @@ def exceptions(found: dict[tuple[str, str, int], dict[str, tuple[float, float]]]
 def fields(runs: Runs) -> dict[str, Any]:
     """One line per case, way and number of rows."""
     lines: list[list[str]] = []
-    found = collect(runs)
-    for (name, way, size), shares in found.items():
+    figures = collect(runs)
+    for (name, way, size), shares in figures.items():
         values = {key: f"{mean:.1f} ± {error:.1f}" for key, (mean, error) in shares.items()}
         p_values = ", ".join(f"{shares[key][0]:.0f}" for key in shares if key.startswith("p"))
         lines.append([name, way, f"{size:,}", f"{shares['seeds'][0]}", values["alarms"], values.get("covered", ""), p_values])
@@ -333,7 +333,7 @@ def fields(runs: Runs) -> dict[str, Any]:
     verdict = "\n".join(
         f"- **{promise.capitalize()}**: {count - len(names)} of {count} figures hold within their 95 % interval"
         + (f"; not: {'; '.join(names)}." if names else ".")
-        for promise, (count, names) in exceptions(found).items()
+        for promise, (count, names) in exceptions(figures).items()
     )
     return {"table": markdown(head, lines), "verdict": verdict, "new": f"{TEST:,}", "ceiling": f"{100 * 19 / 21:.1f}"}
 

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offmap.atomic import cache_folder
 from offmap.errors import DataError
 from offmap.progress import bar
+from offmap_bench.cache import cache_folder
 from offmap_bench.tasks.download import data_folder
 from offmap_bench.tasks.features import Extractor, standard
 from offmap_bench.tasks.pretrained import resnet50

@@ -13,9 +13,9 @@ import pooch
 import requests
 from filelock import FileLock
 
-from offmap.atomic import cache_folder
 from offmap.errors import DataError
 from offmap.progress import bar
+from offmap_bench.cache import cache_folder
 
 LARGEST = 1 << 30
 """Bytes of a file that is downloaded; the largest that offmap knows has a tenth of it."""

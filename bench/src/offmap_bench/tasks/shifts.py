@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offmap.atomic import cache_folder
 from offmap.checks import require
 from offmap.errors import DataError
+from offmap_bench.cache import cache_folder
 from offmap_bench.nets.encoders import encode_images, encode_texts, tokenize
 from offmap_bench.tasks.features import cached_features
 from offmap_bench.tasks.images import array
