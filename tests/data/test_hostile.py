@@ -146,7 +146,9 @@ def test_words_that_are_no_text_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"\x80\x02}q\x00(", b"\x80\x04\x95\xff", b"0" * 9, b"PK\x03\x04"])
 def test_bytes_that_are_no_weights_are_refused(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(FileError, match="Expected weights at .*, but the file cannot be read"):
+    with pytest.raises(
+        FileError, match="Expected weights at .*, a state dict as .safetensors or .pt, but the file cannot be read"
+    ):
         read_weights(tmp_path / name)
 
 

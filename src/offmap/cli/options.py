@@ -169,7 +169,9 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         safe = path.suffix == ".safetensors"
         state: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # readers raise errors of many kinds on arbitrary bytes
-        raise FileError(f"Expected weights at {path}, but the file cannot be read: {first_line(error)}.") from error
+        raise FileError(
+            f"Expected weights at {path}, a state dict as .safetensors or .pt, but the file cannot be read: {first_line(error)}."
+        ) from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]  # a checkpoint
     if not isinstance(state, Mapping) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
