@@ -219,7 +219,7 @@ def test_too_few_rows_to_split() -> None:
 
 
 def test_data_without_rows_of_their_own_cannot_be_split() -> None:
-    with pytest.raises(DataError, match="Expected `valid=` beside .*an iterable data set cannot be split"):
+    with pytest.raises(DataError, match="Expected `valid=`, .*an iterable data set cannot be split"):
         split_data(DataLoader(Endless()), PLACE, fraction=0.1, seed=0, batch_size=4, target="labels")
     whole = DataLoader(TensorDataset(X.reshape(1, 23, 3), Y.reshape(1, 23)), batch_size=None)
     with pytest.raises(DataError, match="rows of a DataLoader with `batch_size=None` cannot be told apart"):

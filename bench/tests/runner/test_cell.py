@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from offmap.model.forward import LRUCache
-from offmap.posterior.predictive import CachedPredictive, Member, OutputsOnly
+from offmap.posterior.predictive import CachedPredictive, OutputsOnly
 from offmap_bench.runner.base_models import as_predictive, init_nets
-from offmap_bench.runner.methods import recipe
+from offmap_bench.runner.methods import Member, recipe
 from offmap_bench.runner.run import average_members
 from offmap_bench.tasks.catalog import task
 

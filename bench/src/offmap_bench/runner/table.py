@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ Values = dict[str, dict[tuple[str, int], float]]
 """{label: {(task, seed): value}}, without the numbers that do not exist."""
 
 NOTHING, FEWER = "–", "\\*"
+WORD = re.compile(r"\W*[^\W\d]")  # what begins a cell that is no number
 SCORE_LEGEND = """\
 Scores:
 
@@ -133,7 +135,7 @@ class TableSection:
     notes: Sequence[str] = ()
 
     def markdown(self) -> str:
-        return "\n\n".join([f"## {self.title}", *[self.text][: bool(self.text)], table(self.head, self.rows), *self.notes])
+        return "\n\n".join([f"## {self.title}", *[self.text][: bool(self.text)], write_table(self.head, self.rows), *self.notes])
 
 
 def markdown(results: Results) -> str:
@@ -155,8 +157,9 @@ def words(results: Results) -> str:
 def describe(results: Results) -> str:
     """Return what the numbers of a page are made of."""
     plan = results.plan
+    task, seed = ("task" + "s" * (len(plan.tasks) > 1), "seed" + "s" * (len(plan.seeds) > 1))
     return (
-        f"{len(results.ok)} of {len(results.cells)} records: {len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds "
+        f"{len(results.ok)} of {len(results.cells)} records: {len(plan.tasks)} {task}, {len(plan.labels)} methods, {seed} "
         f"{', '.join(map(str, plan.seeds))}. Numbers are means over tasks ± sample standard deviation over seeds, in per cent "
         "but for NLL, RMSE and width, which are in units of the training targets' standard deviation. ×1 is the mean over the "
         f"nets, each alone; ×5 all of them together.{describe_code(results)}"
@@ -277,16 +280,19 @@ def spread(means: Sequence[float], show: Callable[[float], str]) -> str:
     return show(fmean(finite)) + (f" ± {show(stdev(finite))}" if len(finite) > 1 else "")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a Markdown table: names on the left, numbers on the right.
+def write_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a Markdown table: numbers on the right, and on the left the first column and every other that holds words.
 
-    >>> print(table(["method", "AUROC"], [["Nearest row", "94.7"]]))
-    | method | AUROC |
-    |---|--:|
-    | Nearest row | 94.7 |
+    >>> print(write_table(["method", "AUROC", "score"], [["Nearest row", "**94.7**", "own"]]))
+    | method | AUROC | score |
+    |---|--:|---|
+    | Nearest row | **94.7** | own |
     """
-    rule = "|---|" + "--:|" * (len(header) - 1)
-    return "\n".join([f"| {' | '.join(header)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
+    lines = [header, *rows]
+    columns = list(zip(*lines[1:], strict=True)) or [()] * len(header)
+    rule = ["---" if place == 0 or any(WORD.match(cell) for cell in column) else "--:" for place, column in enumerate(columns)]
+    cells = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([cells[0], f"|{'|'.join(rule)}|", *cells[1:]])
 
 
 def methods_markdown() -> str:
@@ -298,7 +304,7 @@ def methods_markdown() -> str:
         ]
         for name, method in METHODS.items() if ":" not in name
     ]  # fmt: skip
-    return table(["`name`", "score", "`members`", "`from`", "keys of `config` and `grid`"], rows).replace("--:", "---")
+    return write_table(["`name`", "score", "`members`", "`from`", "keys of `config` and `grid`"], rows)
 
 
 # ------------------------------------------------------------------------------------------------ image classifiers

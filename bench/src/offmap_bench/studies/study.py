@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from importlib.metadata import version
@@ -64,18 +64,6 @@ class Study:
 def fill(template: str, **fields: Any) -> str:
     """Fill `templates/TEMPLATE.md`."""
     return (TEMPLATES / f"{template}.md").read_text(encoding="utf-8").format(**fields)
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a Markdown table, numbers to the right.
-
-    >>> print(markdown(["", "a"], [["b", "1"]]))
-    |  | a |
-    | --- | ---: |
-    | b | 1 |
-    """
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def format_signed(value: float, digits: int = 2) -> str:
