@@ -170,7 +170,8 @@ def describe_code(results: Results) -> str:
     """Return how many versions of the code made the records."""
     codes = Counter(results.records.code(cell) for cell, _ in results.ok)
     known = ", ".join(f"{count} records of {code}" for code, count in codes.items() if code)
-    return f" Versions of the code: {known}; {codes['']} from before records named it." if known else ""
+    unnamed = f"; {codes['']} from before records named it" if codes[""] else ""
+    return f" Versions of the code: {known}{unnamed}." if known else ""
 
 
 def list_missing(results: Results) -> list[str]:
