@@ -270,6 +270,15 @@ def draw_segmentation(axes: Sequence[Axes], names: Names) -> None:
         axes[1].text((0, 0.42, 0.7)[value], -0.08, word, color=look, fontsize=7, transform=axes[1].transAxes)
 
 
+@picture("large-data", (1, 4), (7.6, 2.2))
+def draw_stream(axes: Sequence[Axes], names: Names) -> None:
+    guard = names["guard"]
+    for panel, rows in zip(axes, names["stream"], strict=True):
+        panel.imshow(rows[0].view(8, 8).numpy(), cmap=LinearSegmentedColormap.from_list("map", MAP), vmin=0, vmax=1)
+        flagged = 100 * (guard.score(rows) > guard.threshold).float().mean()
+        panel.set(title=f"{flagged:.0f} % of 100 flagged", xticks=[], yticks=[])
+
+
 @picture("ensembles")
 def draw_ensembles(axes: Sequence[Axes], names: Names) -> None:
     rows = [row for row in names["evaluation"].rows if row["set"] == "test"]
