@@ -17,7 +17,7 @@ from typing import Any
 
 from offmap_bench.paths import DOCS, RECORDS, RESULTS, ROOT
 from offmap_bench.runner.shift_table import KINDS, ShiftResults, kind_of
-from offmap_bench.runner.table import Results, methods_markdown, percent, spread, write_table
+from offmap_bench.runner.table import Results, format_table, methods_markdown, percent, spread
 from offmap_bench.studies.study import TEMPLATES
 
 Table = dict[str, dict[str, str]]
@@ -96,7 +96,7 @@ def summarize_shifts(results: Results, names: Mapping[str, str]) -> dict[str, st
         for task, label in ((task, best[task][0]) for task in tasks):
             both = (spread(numbers.by_seed[each, task], percent) for each in (numbers.default, label))
             rows.append([names.get(task, task), *both, label])
-        return write_table(["task", "offmap", "best baseline", "which"], rows)
+        return format_table(["task", "offmap", "best baseline", "which"], rows)
 
     return {
         "first": tabulate(task for task in best if task in firsts.values()),
@@ -119,10 +119,10 @@ def quote_table(spec: dict[str, Any]) -> str:
     """Copy a table or some of its rows, or join the four columns of UCI."""
     if "copy" in spec:
         table = read_table(*spec["copy"])
-        return write_table(list(next(iter(table.values()))), [list(table[row].values()) for row in spec.get("rows", table)])
+        return format_table(list(next(iter(table.values()))), [list(table[row].values()) for row in spec.get("rows", table)])
     columns = {name: (read_table(page, heading), there) for name, (page, heading, there) in UCI.items()}
     rows = [[here, *(table[there][column] for table, column in columns.values())] for there, here in spec["rows"].items()]
-    return write_table(["", *columns], rows)
+    return format_table(["", *columns], rows)
 
 
 def read_table(page: str, heading: str = "", *, first: str | None = None) -> Table:

@@ -135,7 +135,7 @@ class TableSection:
     notes: Sequence[str] = ()
 
     def markdown(self) -> str:
-        return "\n\n".join([f"## {self.title}", *[self.text][: bool(self.text)], write_table(self.head, self.rows), *self.notes])
+        return "\n\n".join([f"## {self.title}", *[self.text][: bool(self.text)], format_table(self.head, self.rows), *self.notes])
 
 
 def markdown(results: Results) -> str:
@@ -157,7 +157,7 @@ def words(results: Results) -> str:
 def describe(results: Results) -> str:
     """Return what the numbers of a page are made of."""
     plan = results.plan
-    task, seed = ("task" + "s" * (len(plan.tasks) > 1), "seed" + "s" * (len(plan.seeds) > 1))
+    task, seed = "task" + "s" * (len(plan.tasks) > 1), "seed" + "s" * (len(plan.seeds) > 1)
     return (
         f"{len(results.ok)} of {len(results.cells)} records: {len(plan.tasks)} {task}, {len(plan.labels)} methods, {seed} "
         f"{', '.join(map(str, plan.seeds))}. Numbers are means over tasks ± sample standard deviation over seeds, in per cent "
@@ -281,19 +281,17 @@ def spread(means: Sequence[float], show: Callable[[float], str]) -> str:
     return show(fmean(finite)) + (f" ± {show(stdev(finite))}" if len(finite) > 1 else "")
 
 
-def write_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a Markdown table: numbers on the right, and on the left the first column and every other that holds words.
+def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table: numbers on the right, and on the left the first column and every other that holds words.
 
-    >>> print(write_table(["method", "AUROC", "score"], [["Nearest row", "**94.7**", "own"]]))
+    >>> print(format_table(["method", "AUROC", "score"], [["Nearest row", "**94.7**", "own"]]))
     | method | AUROC | score |
     |---|--:|---|
     | Nearest row | **94.7** | own |
     """
-    lines = [header, *rows]
-    columns = list(zip(*lines[1:], strict=True)) or [()] * len(header)
-    rule = ["---" if place == 0 or any(WORD.match(cell) for cell in column) else "--:" for place, column in enumerate(columns)]
-    cells = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([cells[0], f"|{'|'.join(rule)}|", *cells[1:]])
+    rows = list(rows)
+    rule = ["---" if place == 0 or any(WORD.match(row[place]) for row in rows) else "--:" for place in range(len(header))]
+    return "\n".join([f"| {' | '.join(header)} |", f"|{'|'.join(rule)}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def methods_markdown() -> str:
@@ -305,7 +303,7 @@ def methods_markdown() -> str:
         ]
         for name, method in METHODS.items() if ":" not in name
     ]  # fmt: skip
-    return write_table(["`name`", "score", "`members`", "`from`", "keys of `config` and `grid`"], rows)
+    return format_table(["`name`", "score", "`members`", "`from`", "keys of `config` and `grid`"], rows)
 
 
 # ------------------------------------------------------------------------------------------------ image classifiers

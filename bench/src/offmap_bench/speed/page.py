@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from offmap_bench.paths import RESULTS
-from offmap_bench.runner.table import write_table
+from offmap_bench.runner.table import format_table
 from offmap_bench.speed.measure import THEMES, Record, read
 from offmap_bench.studies.study import fill
 
@@ -38,8 +38,8 @@ def section(record: Record) -> str:
         for m in record.measurements
     ]
     claims = [[c.what, _number(c.value), f"{c.sense} {c.target:g}", "yes" if c.met else "NO"] for c in record.claims]
-    tables = [write_table(["measured", "best", "median", "best on the wall"], rows) + "\n"]
-    tables += [write_table(["claimed", "value", "target", "met"], claims) + "\n"] if claims else []
+    tables = [format_table(["measured", "best", "median", "best on the wall"], rows) + "\n"]
+    tables += [format_table(["claimed", "value", "target", "met"], claims) + "\n"] if claims else []
     versions = ", ".join(f"{name} {machine[name]}" for name in ("offmap", "torch", "maxwent", "python"))
     threads, processor, count = (machine[key] for key in ("threads", "processor", "processors"))
     foot = f"Turns: {record.rounds}; threads: {threads}; {processor}, {count} processors; {versions}."
@@ -53,7 +53,7 @@ def ratio_table(records: Mapping[str, Record]) -> str:
         [what, *(f"{ratio(records, cells[c]):.3g}" if c in cells and cells[c][0] in records else "–" for c in (*PEERS, *LIMITS))]
         for what, cells in RATIOS.items()
     ]
-    return write_table(["", *(f"times faster than {peer}" for peer in PEERS), *(f"times {limit}" for limit in LIMITS)], rows)
+    return format_table(["", *(f"times faster than {peer}" for peer in PEERS), *(f"times {limit}" for limit in LIMITS)], rows)
 
 
 def ratio(records: Mapping[str, Record], source: Sequence[str]) -> float:

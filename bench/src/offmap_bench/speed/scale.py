@@ -36,7 +36,7 @@ from offmap.model.forward import BatchedModel
 from offmap.model.params import stack_models
 from offmap.posterior.basis import observe
 from offmap.posterior.distribution import WeightDistribution
-from offmap_bench.runner.table import write_table
+from offmap_bench.runner.table import format_table
 from offmap_bench.speed.measure import Timing, describe_machine, race
 from offmap_bench.studies.study import Runs, Study, fill
 
@@ -199,8 +199,8 @@ def fields(runs: Runs) -> dict[str, Any]:
     again = [ranks["1"][name]["cpu"] / seconds for name, seconds in alone["all"].items()]
     header = ["phase", "processes", "measured", "model", "measured / model", "exchanges", "sent by each"]
     return {
-        **alone["machine"], **alone, "d": f"{d:,}", "checked": write_table(header, checked),
-        "costs": write_table(["phase", "per row and weight", "beside rows, per weight"], rows), "worst": f"{max(ratios):.2f}",
+        **alone["machine"], **alone, "d": f"{d:,}", "checked": format_table(header, checked),
+        "costs": format_table(["phase", "per row and weight", "beside rows, per weight"], rows), "worst": f"{max(ratios):.2f}",
         "least": f"{min(ratios):.2f}", "network": ", ".join(networks), "again": f"{min(again):.2f} to {max(again):.2f}",
         "cases": describe_case("1e9 rows, a model of 1e6 weights (fan-in 512)", 1e9, 1e6, 512, unit)
         + describe_case("1e6 rows, a model of 1e9 weights (fan-in 4,096)", 1e6, 1e9, 4096, unit),
@@ -224,7 +224,7 @@ def describe_case(title: str, rows: float, d: float, fan_in: int, unit: Mapping[
         "scale_case", title=title, sent=f"{_size(10 * d)} once (second moments and bases), {_size(4 * d)} in every step",
         held=_size(32 * d + 8 * max(MOMENTS, fan_in**2)), again=again if passes > 1 else "", guard=_size(8 * d),
         score=_time(unit["score"].row * RISK_DRAWS * d),
-        table=write_table(["nodes", "basis pass", "eigenvectors", "closed form", f"{FIT_STEPS} steps", "all"], lines),
+        table=format_table(["nodes", "basis pass", "eigenvectors", "closed form", f"{FIT_STEPS} steps", "all"], lines),
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from offmap.evaluation import measure_separation
 from offmap.integrations.sklearn import OffmapDetector
 from offmap.scores.distance import TableEncoder
-from offmap_bench.runner.table import write_table
+from offmap_bench.runner.table import format_table
 from offmap_bench.studies.study import Runs, Study
 from offmap_bench.tasks.shifts import read_columns
 
@@ -161,7 +161,7 @@ def fields(runs: Runs) -> dict[str, Any]:
         seeds = [run for cell, run in runs.items() if cell.startswith(f"{name},")]
         shifts = list(seeds[0])
         rows = [[detector, *(mean_pair(seeds, shift, detector) for shift in shifts)] for detector in seeds[0][shifts[0]]]
-        tables.append(f"## {name}\n\n{write_table(['AUROC / FPR@95, %', *shifts], rows)}")
+        tables.append(f"## {name}\n\n{format_table(['AUROC / FPR@95, %', *shifts], rows)}")
     shifts = {shift for run in runs.values() for shift in run}
     pairs = [(run[s]["OffmapDetector"]["auroc"], run[s]["OffmapDetector, all standardised"]["auroc"]) for run in runs.values()
              for s in run]  # fmt: skip

@@ -18,7 +18,7 @@ from offmap.posterior.predictive import Stochastic
 from offmap.scores.terms import log_uncertainty
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import Recipe, models
-from offmap_bench.runner.table import write_table
+from offmap_bench.runner.table import format_table
 from offmap_bench.studies.study import Runs, Study, mean_over
 from offmap_bench.tasks.task import Task
 from offmap_bench.tasks.uci import MODES, cut
@@ -129,7 +129,7 @@ def fields(runs: Runs) -> dict[str, Any]:
             [label, *(f"{factor * mean_over(runs, mode, column + suffix, key):.1f}" for column, mode in pairs)]
             for label, (suffix, key, factor) in rows.items()
         ]
-        return write_table(["", *(f"{column}, {mode}" for column, mode in pairs)], body)
+        return format_table(["", *(f"{column}, {mode}" for column, mode in pairs)], body)
 
     scales = {"the paper's score": 100, "u": 100, "entropy": 1}
     by_eps = {f"{key}, {eps}": (f", {eps}", key, scale) for key, scale in scales.items() for eps in EPSILONS}

@@ -13,7 +13,7 @@ from offmap.metrics import auroc
 from offmap.random import sample
 from offmap_bench.runner.base_models import models
 from offmap_bench.runner.images import time_work
-from offmap_bench.runner.table import format_seconds, percent, write_table
+from offmap_bench.runner.table import format_seconds, format_table, percent
 from offmap_bench.speed.measure import race
 from offmap_bench.studies.study import Runs, Study
 from offmap_bench.tasks.catalog import expand, task
@@ -46,12 +46,12 @@ def fields(runs: Runs) -> dict[str, Any]:
     by_seed = {seed: {cell: run for cell, run in runs.items() if cell.endswith(f"seed {seed}")} for seed in SEEDS}
     return {
         "summary": "\n\n".join(summarize(seed, mine) for seed, mine in by_seed.items() if mine),
-        **{f"table{seed}": write_tasks(mine) for seed, mine in by_seed.items()},
+        **{f"table{seed}": format_tasks(mine) for seed, mine in by_seed.items()},
     }
 
 
-def write_tasks(runs: Runs) -> str:
-    """A row per task; ratios below the target in bold."""
+def format_tasks(runs: Runs) -> str:
+    """Tabulate a row per task; ratios below the target in bold."""
     rows: list[list[str]] = []
     for cell, run in runs.items():
         ratio = run["auroc one pass"] / run["auroc guard"]
@@ -59,7 +59,7 @@ def write_tasks(runs: Runs) -> str:
         values = [run[f"ms {what}"] for what in ("plain", "one pass", "guard")]
         shown = [percent(run["auroc guard"]), percent(run["auroc one pass"]), share, *map(format_seconds, values)]
         rows.append([cell.partition(",")[0], *shown, f"{values[1] / values[0]:.1f}"])
-    return write_table(["task", "guard", "head", "ratio", "network, ms", "head, ms", "guard, ms", "× network"], rows)
+    return format_table(["task", "guard", "head", "ratio", "network, ms", "head, ms", "guard, ms", "× network"], rows)
 
 
 def summarize(seed: int, runs: Runs) -> str:

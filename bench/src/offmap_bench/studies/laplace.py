@@ -21,7 +21,7 @@ from offmap.evaluation import measure_separation
 from offmap.random import sample
 from offmap_bench.runner.base_models import models
 from offmap_bench.runner.images import time_work
-from offmap_bench.runner.table import percent, write_table
+from offmap_bench.runner.table import format_table, percent
 from offmap_bench.speed.subjects import mean_head
 from offmap_bench.studies.study import Runs, Study, format_signed, mean_over
 from offmap_bench.tasks.catalog import task as named
@@ -136,8 +136,8 @@ def fields(runs: Runs) -> dict[str, Any]:
         lines.append(f"In {mode} it is ahead on {ahead}, by {points} points on average.")
     times = mean_over(runs, "", REFERENCE, "score") / mean_over(runs, "", HEAD, "score")
     return {
-        "rows": ROWS, "grid": len(GRID), "summary": write_table([*header, "entropy per weight", "fit, s", "score, s"], rows),
-        "tasks": write_table(["task", *titles], tasks), "ahead": "\n".join(lines), "times": f"{times:.0f}",
+        "rows": ROWS, "grid": len(GRID), "summary": format_table([*header, "entropy per weight", "fit, s", "score, s"], rows),
+        "tasks": format_table(["task", *titles], tasks), "ahead": "\n".join(lines), "times": f"{times:.0f}",
     }  # fmt: skip
 
 

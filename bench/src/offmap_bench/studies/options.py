@@ -17,7 +17,7 @@ from offmap.metrics import auroc
 from offmap.scores.score import EpistemicScore
 from offmap_bench.runner.base_models import models
 from offmap_bench.runner.images import time_work
-from offmap_bench.runner.table import percent, write_table
+from offmap_bench.runner.table import format_table, percent
 from offmap_bench.studies.study import Runs, Study, mean_over
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.task import Task
@@ -75,9 +75,9 @@ def fields(runs: Runs) -> dict[str, Any]:
     clips = {"chosen": "chosen on validation data", "none": "none: the wide distribution", "0": "0: the net itself"}
     return {
         "tables": len(TABLES), "names": ", ".join(TABLES), "rows": f"{ROWS:,}",
-        "options": write_table(["option", *columns, "NLL", "RMSE", "fit, s"], options),
-        "by_draws": write_table(["draws", *columns], [[str(n), *auroc_cells("draws", str(n))] for n in DRAWS]),
-        "clips": write_table(["clip", "NLL", "RMSE"], [[words, *error_cells("clip", c)] for c, words in clips.items()]),
+        "options": format_table(["option", *columns, "NLL", "RMSE", "fit, s"], options),
+        "by_draws": format_table(["draws", *columns], [[str(n), *auroc_cells("draws", str(n))] for n in DRAWS]),
+        "clips": format_table(["clip", "NLL", "RMSE"], [[words, *error_cells("clip", c)] for c, words in clips.items()]),
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from offmap.posterior.parameterization import Flow, LowRank, Subspace
 from offmap.random import sample
 from offmap_bench.runner.base_models import Recipe, models
 from offmap_bench.runner.images import time_work
-from offmap_bench.runner.table import percent, write_table
+from offmap_bench.runner.table import format_table, percent
 from offmap_bench.studies.study import Runs, Study, format_signed, mean_over
 from offmap_bench.tasks.catalog import task as named
 from offmap_bench.tasks.uci import MODES
@@ -105,8 +105,8 @@ def fields(runs: Runs) -> dict[str, Any]:
     within = fmean(run[t]["risk"] <= run[t]["max_risk"] for run in runs.values() for t in LAWS)
     beyond = mean(LOW_RANK, "beyond")
     return {
-        "summary": write_table(header, rows), "tasks": write_table(["task", *LAWS], tasks), "within": percent(within),
-        "steps": write_table(["step", "width", "wider", *(f"{w}, {s}" for s in SCORES for w in ("AUROC", "higher"))],
+        "summary": format_table(header, rows), "tasks": format_table(["task", *LAWS], tasks), "within": percent(within),
+        "steps": format_table(["step", "width", "wider", *(f"{w}, {s}" for s in SCORES for w in ("AUROC", "higher"))],
                           [compare(runs, *pair) for pair in STEPS]),
         "cells": len(runs), "names": ", ".join(name.removeprefix("uci/") for name in names),
         "seeds": ", ".join(sorted({cell.split(" ")[0] for cell in runs})),

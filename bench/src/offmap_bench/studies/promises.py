@@ -26,7 +26,7 @@ from offmap.data.batch import take_rows
 from offmap.detector import Detector
 from offmap.integrations.sklearn import OffmapClassifier, OffmapDetector, OffmapRegressor
 from offmap.random import generator
-from offmap_bench.runner.table import write_table
+from offmap_bench.runner.table import format_table
 from offmap_bench.studies.study import Runs, Study, significant
 from offmap_bench.tasks import tabular, uci
 from offmap_bench.tasks.images import array
@@ -336,7 +336,7 @@ def fields(runs: Runs) -> dict[str, Any]:
         + (f"; not: {'; '.join(names)}." if names else ".")
         for promise, (count, names) in exceptions(figures).items()
     )
-    return {"table": write_table(head, lines), "verdict": verdict, "new": f"{TEST:,}", "ceiling": f"{100 * 19 / 21:.1f}"}
+    return {"table": format_table(head, lines), "verdict": verdict, "new": f"{TEST:,}", "ceiling": f"{100 * 19 / 21:.1f}"}
 
 
 STUDY = Study(

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from offmap_bench.demo.run import DIGITS, PLANS, Plan, run
-from offmap_bench.runner.table import SHOW, spread, write_table
+from offmap_bench.runner.table import SHOW, format_table, spread
 from offmap_bench.studies.study import Runs, Study
 from offmap_bench.tasks.synthetic import digits
 
@@ -28,11 +28,11 @@ def measure(plan: Plan, seed: int) -> dict[str, dict[str, float]]:
 
 
 def fields(runs: Runs) -> dict[str, Any]:
-    return {"seeds": len(SEEDS), "tables": "\n\n".join(f"## {plan.title}\n\n{write_plan(plan, runs)}" for plan in PLANS)}
+    return {"seeds": len(SEEDS), "tables": "\n\n".join(f"## {plan.title}\n\n{format_plan(plan, runs)}" for plan in PLANS)}
 
 
-def write_plan(plan: Plan, runs: Runs) -> str:
-    """Mean ± standard deviation over seeds."""
+def format_plan(plan: Plan, runs: Runs) -> str:
+    """Tabulate the mean ± standard deviation over seeds."""
     seeds = [numbers for cell, numbers in runs.items() if cell.startswith(f"{plan.title}, seed")]
     columns = list(dict.fromkeys(name for numbers in seeds for values in numbers.values() for name in values))
 
@@ -41,7 +41,7 @@ def write_plan(plan: Plan, runs: Runs) -> str:
         shown = "percent" if name.startswith(("auroc", "fpr95", "accuracy", "ece")) else "plain"
         return spread(values, SHOW[shown]) if values else ""
 
-    return write_table(["method", *columns], [[method, *(cell(method, name) for name in columns)] for method in seeds[0]])
+    return format_table(["method", *columns], [[method, *(cell(method, name) for name in columns)] for method in seeds[0]])
 
 
 STUDY = Study("quality", lambda: {f"{p.title}, seed {s}": partial(measure, p, s) for s in SEEDS for p in PLANS}, fields)

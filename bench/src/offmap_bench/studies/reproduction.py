@@ -8,7 +8,7 @@ from statistics import fmean
 from offmap_bench.runner.compare import FAR, Entry, Printed, compare_table, sheet
 from offmap_bench.runner.methods import SIZE, candidates
 from offmap_bench.runner.plan import METHODS, Cell
-from offmap_bench.runner.table import NOTHING, SHOW, Results, spread, write_table
+from offmap_bench.runner.table import NOTHING, SHOW, Results, format_table, spread
 from offmap_bench.studies.study import Runs, Study
 
 LONG, SHORT = ("uci-competitors", "uci-paper"), ("uci", "uci-competitors-short")
@@ -47,7 +47,7 @@ def tabulate_means(tables: Sequence[Printed], long: Sequence[Results], short: Se
             ours = [found[name].get(mean.title) for found in both]
             rows[name] += [str(theirs), *(NOTHING if e is None else spread(e.ours, SHOW[mean.show]) for e in ours)]
     head = [f"{table.title.rpartition(', ')[2]}, {word}" for table in tables for word in ("printed", "its budget", "short")]
-    return write_table(["", *head], list(rows.values()))
+    return format_table(["", *head], list(rows.values()))
 
 
 def tabulate_gaps(tables: Sequence[Printed], long: Sequence[Results], short: Sequence[Results]) -> str:
@@ -62,7 +62,7 @@ def tabulate_gaps(tables: Sequence[Printed], long: Sequence[Results], short: Seq
         sides = [[e for e, _ in pairs], [e for _, e in pairs if e is not None]]
         rows.append([tables[0].methods[place][0], f"{len(pairs)} of {planned}", *(w for side in sides for w in describe(side))])
     head = ["", "cells at its budget", "gap", f"within {FAR:g}", "short: gap", f"short: within {FAR:g}"]
-    return write_table(head, [row for row in rows if not row[1].startswith("0 ")])
+    return format_table(head, [row for row in rows if not row[1].startswith("0 ")])
 
 
 def describe(entries: Sequence[Entry]) -> list[str]:
@@ -88,7 +88,7 @@ def tabulate_left() -> str:
         results = Results.read(name)
         hours = "" if name in ("citycam", "openood") else f"{count_hours(results):.0f}"
         rows.append([f"`{name}`", what, f"{len(results.ok)} of {len(results.cells)}", hours])
-    return write_table(["plan", "answers", "cells run", "hours left"], rows)
+    return format_table(["plan", "answers", "cells run", "hours left"], rows)
 
 
 def fields(_: Runs) -> dict[str, str]:

@@ -27,7 +27,7 @@ from offmap.posterior.predictive import History, Stochastic
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import SILENT, Recipe, models, prepare
 from offmap_bench.runner.images import time_work
-from offmap_bench.runner.table import percent, write_table
+from offmap_bench.runner.table import format_table, percent
 from offmap_bench.studies.cuts import TASKS
 from offmap_bench.studies.study import Runs, Study, format_signed
 
@@ -251,7 +251,7 @@ def compare(found: dict[str, list[Runs]], ways: Sequence[str]) -> str:
             row += ["", "", ""] if way == "default" else cells
         rows.append(row)
     score = ["gain", "up / down", "least"]
-    return write_table(["", *SCORES, "entropy", "steps", "s", *(f"{word} {n}" for n in ("×1", "×3") for word in score)], rows)
+    return format_table(["", *SCORES, "entropy", "steps", "s", *(f"{word} {n}" for n in ("×1", "×3") for word in score)], rows)
 
 
 def fields(runs: Runs) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def fields(runs: Runs) -> dict[str, Any]:
         gains = [format_signed(gain(each, way, "paper ×3"), 1) for way in ways]
         rows.append([name, percent(fmean(run["default"]["paper ×3"] for run in each)), *gains])
     counts = {"few_runs": sum(map(len, few.values())), "whole_runs": sum(map(len, whole.values())), "whole_tasks": len(whole)}
-    tables = {"few": compare(few, FEW), "whole": compare(whole, WHOLE), "gains": write_table(["", "default", *ways], rows)}
+    tables = {"few": compare(few, FEW), "whole": compare(whole, WHOLE), "gains": format_table(["", "default", *ways], rows)}
     return {**tables, **counts, "few_tasks": len(few)}
 
 

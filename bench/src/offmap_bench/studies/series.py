@@ -24,7 +24,7 @@ from offmap.detector import Calibration
 from offmap.random import generator, permutation
 from offmap.report import page
 from offmap_bench.paths import DOCS
-from offmap_bench.runner.table import percent, write_table
+from offmap_bench.runner.table import format_table, percent
 from offmap_bench.studies.study import Runs, Study, render_svg
 from offmap_bench.tasks.shifts import read_columns
 
@@ -256,11 +256,11 @@ def measure_notices(trials: int = 2000) -> dict[str, float]:
 def fields(runs: Runs) -> dict[str, Any]:
     """Tables of rates with their intervals, and what the notice says."""
 
-    def write_ways(names: list[str], ways: list[str]) -> str:
+    def format_ways(names: list[str], ways: list[str]) -> str:
         found = {name: [runs[f"{name}, seed {seed}"] for seed in SEEDS] for name in names}
         counts = {name: [str(each[0]["groups"])] if GROUPS in ways else [] for name, each in found.items()}
         rows = [[name, *counts[name], *(interval(each, way) for way in ways)] for name, each in found.items()]
-        return write_table(["", *(["groups"] if GROUPS in ways else []), *ways], rows)
+        return format_table(["", *(["groups"] if GROUPS in ways else []), *ways], rows)
 
     false, runs = runs["random order"], {name: run for name, run in runs.items() if name != "random order"}
     random = [name for name, case in CASES.items() if case.later is None]
@@ -268,9 +268,9 @@ def fields(runs: Runs) -> dict[str, Any]:
     noticed, fitted = (sum(bool(run[key]) for run in runs.values()) for key in ("effective rows", "noticed by fit"))
     worth = [run["rows"] / run["effective rows"] for run in runs.values() if run["effective rows"]]
     return {
-        "random": write_ways(random, [SAME, ROWS, GROUPS, MOVING]),
-        "later": write_ways(later, [SAME, ROWS, GROUPS, MOVING]),
-        "few": write_ways(random, [FEW_ROWS, FEW_GROUPS]),
+        "random": format_ways(random, [SAME, ROWS, GROUPS, MOVING]),
+        "later": format_ways(later, [SAME, ROWS, GROUPS, MOVING]),
+        "few": format_ways(random, [FEW_ROWS, FEW_GROUPS]),
         "same": SAME, "rows_way": ROWS, "groups_way": GROUPS, "moving": MOVING, "rate": round(100 * RATE),
         "seeds": len(SEEDS), "splits": SPLITS, "noticed": noticed, "fitted": fitted, "runs": len(runs),
         "false": f"{100 * fmean(false.values()):.2f}", "false_most": f"{100 * max(false.values()):.2f}", "sets": len(false),

@@ -18,7 +18,7 @@ from offmap_bench.demo.run import MOONS, SILENT, Bench
 from offmap_bench.methods.variational import ABLATION, bnn
 from offmap_bench.paths import DOCS
 from offmap_bench.report.panels import map_panel, write_sheet
-from offmap_bench.runner.table import percent, write_table
+from offmap_bench.runner.table import format_table, percent
 from offmap_bench.runner.watch import grid, view_of
 from offmap_bench.studies.study import Runs, Study, format_signed
 
@@ -126,8 +126,8 @@ def fields(runs: Runs) -> dict[str, Any]:
     names = list(next(iter(numbers.values()))["layers"])
     head = ["setting", "AUROC", "FPR@95", "entropy (1/d) Σ log φ²", "validation NLL", "τ", "kept step"]
     return {
-        **SHARED, "draws": DRAWS, "ablation": write_table(head, ablation),
-        "layers": write_table(["setting", *(f"`{name}`" for name in names)], layers),
+        **SHARED, "draws": DRAWS, "ablation": format_table(head, ablation),
+        "layers": format_table(["setting", *(f"`{name}`" for name in names)], layers),
         **{name: percent(numbers[title]["auroc"]) for name, title in TITLES.items()},
     }  # fmt: skip
 
