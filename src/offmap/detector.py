@@ -163,16 +163,18 @@ class Calibration:
         """How many groups were calibrated on; None: rows."""
         return None if self.weights is None else conformal.count_groups(self.weights)
 
-    def describe(self) -> str:
-        """Return the rate of false alarms, and how far it is promised, in one line."""
+    def describe(self, *, why: bool = False) -> str:
+        """Return the rate of false alarms, by how many rows, groups or independent rows, and how far it is promised, and why."""
         kind = "uncalibrated: the model was trained on them" if self.seen else "exact" if self.exact else "approximate"
-        return f"at most {100 * self.false_alarms:g} % false alarms, by {self.describe_rows(kind)}"
-
-    def describe_rows(self, kind: str) -> str:
-        """Return how many rows, groups or independent rows these are, with a word on how far the promise holds."""
+        if why and self.seen:
+            kind += ", so there are no intervals; call `calibrate` with rows it has not seen"
+        elif why:
+            kind += ": separate calibration data" if self.exact else ": `valid` also chose τ and the clip"
         groups = "" if self.groups is None else f" in {self.groups} groups"
         worth = "" if self.effective_rows is None else f"; as neighbours are alike, worth about {self.effective_rows}"
-        return f"{len(self.scores)} calibration rows{groups} ({kind}{worth})"
+        return (
+            f"at most {100 * self.false_alarms:g} % false alarms, by {len(self.scores)} calibration rows{groups} ({kind}{worth})"
+        )
 
     def warn_if_infinite(self, rows: int, name: str = "valid") -> None:
         """Warn that nothing will be flagged: too few rows or groups for the false alarm rate, or scores that overflow."""

@@ -178,18 +178,13 @@ def _history_notes(history: History) -> list[str]:
 
 def summarize(guard: Guard) -> Table:
     """Parameter, shape, random or not, rotated or plain and why, φ's median and range, its entropy, memory of the basis."""
-    score, calibration, predictive = guard.score_module, guard.calibration, guard.predictive
-    kind = "exact: separate calibration data" if calibration.exact else "approximate: `valid` also chose τ and the clip"
-    if calibration.seen:
-        kind = (
-            "uncalibrated: the model was trained on them, so there are no intervals; call `calibrate` with rows it has not seen"
-        )
+    score, predictive = guard.score_module, guard.predictive
     members = f"{predictive.members} member{'s' * (predictive.members > 1)}"
     notes = [
         f"threshold {guard.threshold:.4g} · clip {guard.clip} · {guard.draws} draws · {members}",
         f"{f'score {score.name!r}' if score.name else 'score'}: {score.describe()}",
         *_column_notes(guard),
-        f"at most {100 * calibration.false_alarms:g} % false alarms, by {calibration.describe_rows(kind)}",
+        guard.calibration.describe(why=True),
         *guard.notes,
     ]
     if not isinstance(predictive, Stochastic):

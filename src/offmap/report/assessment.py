@@ -33,7 +33,7 @@ def describe_shifts(assessment: Assessment) -> str:
     if not assessment.shifts:
         return ""
     rows = [_describe_kind(kind, shifts) for kind, shifts in assessment.kinds().items()]
-    return write_table(["shift", "AUROC", "flagged", "worst AUROC", "tried", "best term"], rows)
+    return html_table(["shift", "AUROC", "flagged", "worst AUROC", "tried", "best term"], rows)
 
 
 def _describe_kind(kind: str, shifts: Sequence[Shift]) -> list[str]:
@@ -84,7 +84,7 @@ def describe_terms(assessment: Assessment) -> str:
     rows.append(["<b>the score</b>", "", overall, correlation(assessment, "score")])
     columns = ["term", "weight", "mean AUROC", "ranks errors"]
     known = bool(assessment.errors)
-    return write_table(columns if known else columns[:3], [row if known else row[:3] for row in rows])
+    return html_table(columns if known else columns[:3], [row if known else row[:3] for row in rows])
 
 
 def correlation(assessment: Assessment, name: str) -> str:
@@ -100,8 +100,8 @@ def describe_errors(assessment: Assessment) -> str:
     return page.paragraphs(" ".join(bold)) if notes else ""
 
 
-def write_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write an HTML table whose cells are HTML."""
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an HTML table whose cells are HTML."""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
     lines = (f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>' for row in rows)
     return f'<div class="scroll"><table class="seen"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
